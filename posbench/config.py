@@ -1,0 +1,190 @@
+"""What a trial and a study depend on: frozen settings, each with its type, default, meaning and unit in one place."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeVar, get_type_hints
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+
+from posbench.errors import UserError, nearest
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_strict = ConfigDict(extra="forbid")
+C = TypeVar("C")
+Scalar = bool | int | float | str | None
+
+
+def setting(default: Any, meaning: str, **bounds: Any) -> Any:
+    """A field with its default, meaning and bounds."""
+    return Field(default=default, description=meaning, **bounds)
+
+
+@dataclass(frozen=True, kw_only=True, config=_strict)
+class EncodingChoice:
+    """An encoding by name or by the path of its file, with the options that differ from its defaults."""
+
+    name: str
+    options: dict[str, Scalar] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, text: str) -> EncodingChoice:
+        """From 'rope', 'rope:base=500000:layout=half' or 'path/to/mine.py:option=value'."""
+        name, *pairs = re.split(r":(?=[A-Za-z_][A-Za-z0-9_]*=)", text.strip())
+        return cls(name=name, options=dict(pair.split("=", 1) for pair in pairs))
+
+    @property
+    def label(self) -> str:
+        """How tables name it: the name alone, or with the options that were set."""
+        stem = re.sub(r"^.*[/\\]|\.py$", "", self.name)
+        return ":".join([stem, *(f"{key}={value}" for key, value in sorted(self.options.items()))])
+
+
+@dataclass(frozen=True, kw_only=True, config=_strict)
+class ModelConfig:
+    """The template around the encoding; nothing here depends on the encoding."""
+
+    shape: Literal["encoder", "decoder"] = setting("encoder", "'decoder' lets a token see no later one")
+    width: int = setting(256, "features of a token", ge=1)
+    layers: int = setting(4, "blocks", ge=1)
+    heads: int = setting(4, "attention heads; they share the width", ge=1)
+    feedforward: int = setting(1024, "features inside a block's two-layer network", ge=1)
+    norm: Literal["pre", "post"] = setting("pre", "layer norm before each sublayer, or after its residual sum (BERT)")
+    activation: Literal["gelu", "relu"] = setting("gelu", "non-linearity of the two-layer network")
+    dropout: float = setting(0.1, "probability to zero an element of a sublayer's output", ge=0, lt=1)
+    attention_dropout: float = setting(0.0, "probability to zero an attention weight", ge=0, lt=1)
+    token_types: int = setting(2, "segment embeddings that tell the texts of a pair apart; 0 for none", ge=0)
+    pool: Literal["cls", "mean", "last"] = setting("cls", "which token states a sequence head reads")
+    initial_std: float = setting(0.02, "standard deviation of the weights of linear layers at the start", gt=0)
+    embedding_std: float = setting(0.02, "standard deviation of token embeddings at the start", gt=0)
+
+    def __post_init__(self) -> None:
+        if self.width % self.heads:
+            raise ValueError(f"width {self.width} is no multiple of heads {self.heads}")
+
+
+@dataclass(frozen=True, kw_only=True, config=_strict)
+class TrainConfig:
+    """How a model is trained; equal for all encodings of a study."""
+
+    steps: int | None = setting(None, "optimizer updates; or state epochs", ge=1)
+    epochs: float | None = setting(None, "passes over the training rows; or state steps", gt=0)
+    batch_size: int = setting(32, "rows of one update", ge=1)
+    learning_rate: float = setting(1e-3, "peak of the schedule", gt=0)
+    warmup: float = setting(0.1, "share of the updates in which the rate rises from 0 to its peak", ge=0, lt=1)
+    weight_decay: float = setting(0.01, "AdamW's decay of matrices; never of norms, biases and position tables", ge=0)
+    beta2: float = setting(0.999, "AdamW's decay of the second moment", gt=0, lt=1)
+    clip: float = setting(1.0, "largest norm of the gradient", gt=0)
+    evaluations: int = setting(4, "evaluations on validation during training, the last of them after the last update", ge=1)
+    select: Literal["last", "best"] = setting("last", "report the last weights, or the best on validation")
+    device: Literal["auto", "cpu", "cuda"] = setting("auto", "where trials run; a study settles 'auto' once for all")
+    threads: int = setting(1, "processor threads of one trial; more change the last bits of a sum", ge=1)
+
+    def __post_init__(self) -> None:
+        if (self.steps is None) == (self.epochs is None):
+            raise ValueError("state either steps or epochs")
+
+
+@dataclass(frozen=True, kw_only=True, config=_strict)
+class DataConfig:
+    """Where rows come from and how they become tokens."""
+
+    source: Literal["generated", "folder", "hub"] = setting("generated", "never replaced by another in silence")
+    path: str | None = setting(None, "the folder of the original files")
+    revision: str | None = setting(None, "commit of the hub data set")
+    tokenizer: str = setting("wordpiece", "'wordpiece' or 'bpe', trained on the training rows, or a vocabulary file")
+    vocabulary: int = setting(8192, "largest number of tokens of a trained vocabulary", ge=32)
+    max_length: int = setting(128, "tokens of a row with its special tokens; longer ones lose the end of the longer text", ge=4)
+    train_rows: int | None = setting(None, "a seeded stratified part of the training rows; all by default", ge=1)
+    evaluation_rows: int | None = setting(None, "the same for evaluation rows", ge=1)
+    held_out: float = setting(0.1, "share of the training rows held out where there is no labelled validation", gt=0, lt=1)
+
+
+@dataclass(frozen=True, kw_only=True, config=_strict)
+class TrialConfig:
+    """Everything that one run depends on."""
+
+    encoding: EncodingChoice
+    suite: str
+    task: str
+    seed: Annotated[int, Field(ge=0)]
+    model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
+    train: TrainConfig
+    data: DataConfig = dataclasses.field(default_factory=DataConfig)
+
+
+@dataclass(frozen=True, kw_only=True, config=_strict)
+class StudyConfig:
+    """A grid of trials that differ in nothing but encoding, task and seed."""
+
+    suite: str
+    preset: str
+    encodings: tuple[EncodingChoice, ...]
+    tasks: tuple[str, ...]
+    seeds: tuple[int, ...]
+    baseline: str = setting("learned", "the encoding that the others are compared with")
+    alpha: float = setting(0.05, "level of the tests, after correction", gt=0, lt=1)
+    model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
+    train: TrainConfig
+    data: DataConfig = dataclasses.field(default_factory=DataConfig)
+    per_task: dict[str, dict[str, Scalar]] = dataclasses.field(default_factory=dict)
+
+    def trial(self, encoding: EncodingChoice, task: str, seed: int) -> TrialConfig:
+        """One cell of the grid, with the settings that its task changes."""
+        base = TrialConfig(encoding=encoding, suite=self.suite, task=task, seed=seed, model=self.model,
+                           train=self.train, data=self.data)
+        return override(base, self.per_task.get(task, {}))
+
+
+def build(cls: type[C], values: Mapping[str, Any], *, where: str) -> C:
+    """An instance of a settings class from plain values; mistakes are told in one line with the near names."""
+    try:
+        return TypeAdapter(cls).validate_python(dict(values))
+    except ValidationError as error:
+        raise UserError(f"{where}: " + "; ".join(_told(cls, entry) for entry in error.errors())) from None
+
+
+def _told(cls: type, entry: Any) -> str:
+    path = [str(part) for part in entry["loc"]]
+    if entry["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
+        owner = cls
+        for part in path[:-1]:
+            owner = get_type_hints(owner)[part]
+        return f"unknown setting '{'.'.join(path)}', {nearest(path[-1], [field.name for field in dataclasses.fields(owner)])}"
+    told = entry["msg"].removeprefix("Value error, ")
+    return f"{'.'.join(path)} = {entry['input']!r}: {told}" if path else told
+
+
+def override(settings: C, changes: Mapping[str, Any], *, where: str = "setting") -> C:
+    """A copy with dotted names changed, such as {'train.steps': 100}."""
+    plain = to_plain(settings)
+    for name, value in changes.items():
+        *parents, last = name.split(".")
+        node = plain
+        for parent in parents:
+            if not isinstance(node.get(parent), dict):
+                raise UserError(f"{where}: unknown setting '{name}', {nearest(parent, node)}")
+            node = node[parent]
+        if last not in node:
+            raise UserError(f"{where}: unknown setting '{name}', {nearest(last, node)}")
+        node[last] = value
+        # Length of training has two units; stating one takes the other's place.
+        if name in ("train.steps", "train.epochs"):
+            node["epochs" if last == "steps" else "steps"] = None
+    return build(type(settings), plain, where=where)
+
+
+def to_plain(settings: Any) -> dict[str, Any]:
+    """Nested dicts of JSON values."""
+    return TypeAdapter(type(settings)).dump_python(settings, mode="json")
+
+
+def digest(value: Any) -> str:
+    """SHA-256 of the canonical JSON of a plain value; equal values have equal digests whatever their order of keys."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,37 @@
+"""What posbench says when something is wrong: one line that names the thing, the place and the mend."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class UserError(Exception):
+    """A mistake of the user's: one line naming the thing, the place and the mend; the command line prints it and exits with 2."""
+
+
+class EncodingFault(UserError):
+    """An encoding broke its contract: a hook returned another shape, dtype or device than the interface states."""
+
+
+class ContextLengthExceeded(UserError):
+    """A sequence is longer than the encoding can express. Carries both numbers, so that a study can record 'refused'."""
+
+    def __init__(self, encoding: str, limit: int, got: int) -> None:
+        super().__init__(
+            f"encoding '{encoding}' ends at {limit} positions and was given {got}: "
+            f"raise its max_length, or cut the sequences to {limit} tokens"
+        )
+        self.encoding, self.limit, self.got = encoding, limit, got
+
+    def __reduce__(self) -> tuple[type[ContextLengthExceeded], tuple[str, int, int]]:
+        return type(self), (self.encoding, self.limit, self.got)
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The known names as a hint, nearest first: "did you mean 'rope'?" or "known: a, b"."""
+    choices = sorted(known)
+    close = get_close_matches(name, choices, n=3, cutoff=0.5)
+    if close:
+        return "did you mean " + " or ".join(f"'{choice}'" for choice in close) + "?"
+    return "known: " + ", ".join(choices) if choices else "none is known"

@@ -1,0 +1,108 @@
+"""Pure functions that several encodings share: frequencies, rotation, slopes, buckets, Toeplitz layouts.
+
+Angles, slopes and buckets are formed in float64 or float32, whatever the model's or the default dtype is; only finished
+values are rounded. bfloat16 tells 257 from 256 no more, so an angle formed in it belongs to another position.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+Layout = Literal["interleaved", "half"]
+
+
+def inverse_frequencies(width: int, base: float, device: torch.device | None = None) -> Tensor:
+    """base^(-2i/width) for i = 0 ... width/2 - 1, as (width/2,) float64 (RoFormer Eq. 15; the first is exactly 1)."""
+    return base ** (-torch.arange(0, width, 2, dtype=torch.float64, device=device) / width)
+
+
+def angles(positions: Tensor, frequencies: Tensor) -> Tensor:
+    """(..., L) integer positions, (f,) frequencies -> (..., L, f) float64 angles in radians."""
+    return positions.to(torch.float64)[..., None] * frequencies
+
+
+def sinusoids(positions: Tensor, width: int, base: float = 10000.0) -> Tensor:
+    """(..., L) -> (..., L, width) float32: sine at even and cosine at odd channels (Vaswani et al. 2017, section 3.5).
+
+    An odd width has one sine more than cosines.
+    """
+    phase = angles(positions, inverse_frequencies(width + width % 2, base, positions.device))
+    table = torch.stack([phase.sin(), phase.cos()], dim=-1).flatten(-2)
+    return table[..., :width].float()
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
+    """Turns pairs of channels of x (..., L, d) by angles given as cos, sin (..., L, d/2) in x's dtype.
+
+    Pairs are (2i, 2i+1) when interleaved (RoFormer Eq. 34), (i, i + d/2) in the half layout: the same rotation up to a
+    permutation of the channels.
+    """
+    if layout == "interleaved":
+        first, second = x.unflatten(-1, (-1, 2)).unbind(-1)
+        return torch.stack([first * cos - second * sin, second * cos + first * sin], dim=-1).flatten(-2)
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+
+
+def alibi_slopes(heads: int, device: torch.device | None = None) -> Tensor:
+    """(heads,) float32 slopes of Press et al. 2022, section 3, with the published recipe for other than powers of two.
+
+    For n heads, the slopes of the next lower power of two come first, then every other slope of the next higher one.
+    """
+
+    def powers(n: int) -> list[float]:
+        return [2.0 ** (-8.0 * (i + 1) / n) for i in range(n)]
+
+    whole = 2 ** math.floor(math.log2(heads))
+    slopes = powers(whole) + powers(2 * whole)[0::2][: heads - whole]
+    return torch.tensor(slopes, dtype=torch.float32, device=device)
+
+
+def t5_buckets(distance: Tensor, buckets: int, max_distance: int, *, bidirectional: bool) -> Tensor:
+    """(...) key minus query positions -> (...) int64 buckets of Raffel et al. 2020, section 2.1.
+
+    Half of the buckets hold one distance each, the other half grow logarithmically up to max_distance; the last holds
+    all beyond. Bidirectional: the upper half of the numbers is for keys ahead. Causal: keys ahead share bucket 0.
+    """
+    offset = torch.zeros_like(distance)
+    if bidirectional:
+        buckets //= 2
+        offset = (distance > 0).long() * buckets
+        back = distance.abs()
+    else:
+        back = (-distance).clamp(min=0)
+    exact = buckets // 2
+    # float64 settles what float32 leaves to the compiler: distances whose logarithm falls on a bucket's border.
+    growth = torch.log(back.clamp(min=1).double() / exact) / math.log(max_distance / exact) * (buckets - exact)
+    large = (exact + (growth + 1e-9).long()).clamp(max=buckets - 1)
+    return offset + torch.where(back < exact, back, large)
+
+
+class _Toeplitz(torch.autograd.Function):
+    """(H, Q+K-1) values by offset -> (H, Q, K), entry (i, j) being value j - i + Q - 1; the gradient sums diagonals."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, queries: int, keys: int) -> Tensor:
+        ctx.queries, ctx.keys = queries, keys
+        values = values.contiguous()
+        hankel = values.as_strided((values.shape[0], queries, keys), (values.shape[1], 1, 1))
+        return hankel.flip(1)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        queries, keys = ctx.queries, ctx.keys
+        heads = gradients[0].shape[0]
+        # Rows padded to Q + K and read back as rows of Q + K - 1 are each one further to the right: diagonals line up.
+        padded = functional.pad(gradients[0].flip(1), (0, queries)).reshape(heads, -1)
+        skewed = padded[:, : queries * (queries + keys - 1)].view(heads, queries, queries + keys - 1)
+        return skewed.sum(1), None, None
+
+
+def toeplitz(values: Tensor, queries: int, keys: int) -> Tensor:
+    """(H, Q+K-1) values for the offsets -(Q-1) ... K-1 -> (H, Q, K) with entry (i, j) = value of offset j - i."""
+    return _Toeplitz.apply(values, queries, keys)

@@ -1,0 +1,166 @@
+"""Results on disk, the source of truth: one folder a trial, named by its fingerprint, its manifest written last.
+
+A trial is done when its manifest exists and every file in the manifest has the recorded hash. Files appear under their
+final names only when they are whole; what a killed process leaves behind ends in '.tmp' and is swept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import load_file, save
+
+from posbench.errors import UserError
+
+MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """What is known of one finished trial.
+
+    Attributes:
+        fingerprint: SHA-256 of all that the trial depends on.
+        label: the encoding as tables name it.
+        config: the TrialConfig as plain values.
+        status: 'done', 'degenerate', 'diverged', 'refused' or 'failed'; reason says why in one line.
+        rows: measurements, each with split, length, metric, value, n, higher_is_better and primary.
+        curves: points, each with step, metric (such as 'train/loss') and value.
+        parameters: trainable numbers of the model. seconds: wall time of the trial. step_seconds: median of a step.
+        facts: hashes of data and sources, origin of the plugin, versions, threads, device, rows, cut rows.
+    """
+
+    fingerprint: str
+    label: str
+    config: dict[str, Any]
+    status: str
+    reason: str = ""
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    curves: list[dict[str, Any]] = field(default_factory=list)
+    parameters: int = 0
+    seconds: float = 0.0
+    step_seconds: float = 0.0
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+class Store:
+    """Trials under one folder.
+
+    Args:
+        root: the folder; it is created when the first result is kept.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def folder(self, fingerprint: str) -> Path:
+        return self.root / fingerprint[:2] / fingerprint
+
+    def has(self, fingerprint: str) -> bool:
+        """Whether the trial is done: its manifest exists and its files are those that were written."""
+        folder = self.folder(fingerprint)
+        try:
+            manifest = json.loads((folder / MANIFEST).read_text())
+            return all(_hash((folder / name).read_bytes()) == known for name, known in manifest["files"].items())
+        except (OSError, ValueError, KeyError, AttributeError):
+            return False
+
+    def keep(self, record: Record, predictions: Mapping[str, np.ndarray]) -> None:
+        """Writes a trial, or nothing. An earlier result under the same fingerprint gives way.
+
+        Args:
+            record: what was measured.
+            predictions: per-example arrays, such as 'validation/gold' and 'validation/predicted'.
+        """
+        folder = self.folder(record.fingerprint)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._sweep(folder)
+            (folder / MANIFEST).unlink(missing_ok=True)
+            plain = _jsonable(asdict(record))
+            files = {
+                "record.json": json.dumps(plain, indent=1, sort_keys=True, allow_nan=False).encode(),
+                "predictions.safetensors": save({name: np.ascontiguousarray(a) for name, a in predictions.items()}),
+            }
+            for name, content in files.items():
+                write_atomically(folder / name, content)
+            manifest = {"files": {name: _hash(content) for name, content in files.items()}}
+            write_atomically(folder / MANIFEST, json.dumps(manifest, sort_keys=True).encode())
+        except OSError as error:
+            raise UserError(f"result store {self.root}: cannot write {error.filename or folder}: {error.strerror}") from error
+
+    def load(self, fingerprint: str) -> Record:
+        """The record of a done trial."""
+        plain = json.loads((self.folder(fingerprint) / "record.json").read_text())
+        for entry in [*plain["rows"], *plain["curves"]]:
+            entry["value"] = _number(entry["value"])
+        return Record(**plain)
+
+    def predictions(self, fingerprint: str) -> dict[str, np.ndarray]:
+        """The per-example arrays of a done trial."""
+        return load_file(self.folder(fingerprint) / "predictions.safetensors")
+
+    def drop(self, fingerprint: str) -> None:
+        """Forgets a trial, so that the next study runs it again."""
+        shutil.rmtree(self.folder(fingerprint), ignore_errors=True)
+
+    @staticmethod
+    def _sweep(folder: Path) -> None:
+        for left in folder.glob("*.tmp"):
+            left.unlink(missing_ok=True)
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Puts a whole file under its name or leaves what was there: temporary file, fsync, replace, fsync of the folder."""
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        # mkstemp makes files private; a result is as readable as anything else that the user creates.
+        os.chmod(name, 0o666 & ~_umask())
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _hash(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _jsonable(value: Any) -> Any:
+    """JSON has no NaN or infinity; they are kept as their names."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return repr(value)
+    if isinstance(value, Mapping):
+        return {key: _jsonable(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_jsonable(entry) for entry in value]
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _number(value: Any) -> float:
+    return float(value)

@@ -1,0 +1,107 @@
+"""Suite: what is trained and how it is scored. The runner says how, once for all suites."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+from posbench.config import DataConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric:
+    """A score of a whole split; never a mean over batches.
+
+    Attributes:
+        name: as printed, such as 'accuracy'.
+        function: called with the keywords gold and predicted (arrays of one value a row, class indices or numbers).
+            Returns NaN where the score is undefined, such as a correlation with a constant.
+        higher_is_better: direction, declared and never guessed from the name.
+    """
+
+    name: str
+    function: Callable[..., float]
+    higher_is_better: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """One data set with its question.
+
+    Attributes:
+        name: short name, as on the command line.
+        texts: names of the one or two text columns, in the order in which the model reads them.
+        kind: head and loss: classes with cross entropy, or a number with squared error.
+        labels: class names in the order of their indices; empty for a regression.
+        bounds: smallest and largest target of a regression.
+        metrics: everything that is scored.
+        primary: the one metric that tables show and that selects weights.
+        evaluations: the labelled splits to score where they exist, such as ('validation',).
+    """
+
+    name: str
+    texts: tuple[str, ...]
+    kind: Literal["classification", "regression"]
+    labels: tuple[str, ...] = ()
+    bounds: tuple[float, float] = (0.0, 1.0)
+    metrics: tuple[Metric, ...]
+    primary: str
+    evaluations: tuple[str, ...] = ("validation",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """One split.
+
+    Attributes:
+        texts: for each row its one or two texts.
+        labels: for each row its class index or number; never a placeholder for a hidden label.
+    """
+
+    texts: list[tuple[str, ...]]
+    labels: list[float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskData:
+    """The labelled splits of a task.
+
+    Attributes:
+        splits: 'train', 'validation' (selection), and what is scored.
+        scored: names of the splits whose scores are reported, each a key of splits.
+        selection: name of the split that selects weights and draws curves; never one called 'test'.
+        notes: what a reader must know of a split, such as 'held out of train (10 %, seed 0)'.
+    """
+
+    splits: dict[str, Rows]
+    scored: tuple[str, ...]
+    selection: str = "validation"
+    notes: dict[str, str] = field(default_factory=dict)
+
+
+class Suite(ABC):
+    """A set of tasks with presets.
+
+    Class facts:
+        name: as on the command line; title: as in a table's caption; version: raise it when numbers change.
+        tasks: by name, in the order of the table's columns.
+        presets: by name, dotted settings of a StudyConfig such as {'train.steps': 100}; 'per_task' may differ by task.
+        encodings: what a study compares when the user names none.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    version: ClassVar[str]
+    tasks: ClassVar[Mapping[str, Task]]
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]]
+    encodings: ClassVar[tuple[str, ...]]
+
+    @abstractmethod
+    def load(self, task: str, data: DataConfig) -> TaskData:
+        """The task's labelled splits from the source that `data` states, and from no other.
+
+        Raises:
+            UserError: a file is missing or malformed (file and row), a label is outside the task's set, a split is empty.
+        """
