@@ -22,7 +22,7 @@ def drop(x: Tensor, probability: float) -> Tensor:
     Whole random words are drawn and their bytes compared, as the library's mask costs a third of a training step on a
     CPU. It draws from the default generator alone and the same amount whatever the encoding, so that masks stay paired.
     """
-    threshold = round(probability * 256)
+    threshold = min(round(probability * 256), 255)
     if threshold == 0:
         return x
     words = torch.empty((x.numel() + 7) // 8, dtype=torch.int64, device=x.device).random_(-(2**63), None)
@@ -50,9 +50,9 @@ def softmax_attention(q: Tensor, k: Tensor, v: Tensor, encoding: Encoding | None
         return dense(q, k, v, encoding, at, dropout=dropout)
     if bias is None and at.causal and at.regular and at.keys is None and at.queries == at.length:
         return functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-    mask = at.visible()
-    if bias is not None and mask is not None:
-        mask = at.once((encoding, "masked bias", q.dtype), lambda: bias.masked_fill(~mask, float("-inf")))
+    mask = seen = at.visible()
+    if bias is not None and seen is not None:
+        mask = at.once((encoding, "masked bias", q.dtype), lambda: bias.masked_fill(~seen, float("-inf")))
     elif bias is not None:
         mask = bias
     return functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)

@@ -36,7 +36,11 @@ class EncodingChoice:
     def parse(cls, text: str) -> EncodingChoice:
         """From 'rope', 'rope:base=500000:layout=half' or 'path/to/mine.py:option=value'."""
         name, *pairs = re.split(r":(?=[A-Za-z_][A-Za-z0-9_]*=)", text.strip())
-        return cls(name=name, options=dict(pair.split("=", 1) for pair in pairs))
+        options: dict[str, Scalar] = {}
+        for pair in pairs:
+            option, _, value = pair.partition("=")
+            options[option] = value
+        return cls(name=name, options=options)
 
     @property
     def label(self) -> str:
@@ -80,7 +84,9 @@ class TrainConfig:
     weight_decay: float = setting(0.01, "AdamW's decay of matrices; never of norms, biases and position tables", ge=0)
     beta2: float = setting(0.999, "AdamW's decay of the second moment", gt=0, lt=1)
     clip: float = setting(1.0, "largest norm of the gradient", gt=0)
-    evaluations: int = setting(4, "evaluations on validation during training, the last of them after the last update", ge=1)
+    evaluations: int = setting(
+        4, "evaluations on validation during training, the last of them after the last update", ge=1
+    )
     select: Literal["last", "best"] = setting("last", "report the last weights, or the best on validation")
     device: Literal["auto", "cpu", "cuda"] = setting("auto", "where trials run; a study settles 'auto' once for all")
     threads: int = setting(1, "processor threads of one trial; more change the last bits of a sum", ge=1)
@@ -99,10 +105,14 @@ class DataConfig:
     revision: str | None = setting(None, "commit of the hub data set")
     tokenizer: str = setting("wordpiece", "'wordpiece' or 'bpe', trained on the training rows, or a vocabulary file")
     vocabulary: int = setting(8192, "largest number of tokens of a trained vocabulary", ge=32)
-    max_length: int = setting(128, "tokens of a row with its special tokens; longer ones lose the end of the longer text", ge=4)
+    max_length: int = setting(
+        128, "tokens of a row with its special tokens; longer ones lose the end of the longer text", ge=4
+    )
     train_rows: int | None = setting(None, "a seeded stratified part of the training rows; all by default", ge=1)
     evaluation_rows: int | None = setting(None, "the same for evaluation rows", ge=1)
-    held_out: float = setting(0.1, "share of the training rows held out where there is no labelled validation", gt=0, lt=1)
+    held_out: float = setting(
+        0.1, "share of the training rows held out where there is no labelled validation", gt=0, lt=1
+    )
 
 
 @dataclass(frozen=True, kw_only=True, config=_strict)
@@ -136,8 +146,15 @@ class StudyConfig:
 
     def trial(self, encoding: EncodingChoice, task: str, seed: int) -> TrialConfig:
         """One cell of the grid, with the settings that its task changes."""
-        base = TrialConfig(encoding=encoding, suite=self.suite, task=task, seed=seed, model=self.model,
-                           train=self.train, data=self.data)
+        base = TrialConfig(
+            encoding=encoding,
+            suite=self.suite,
+            task=task,
+            seed=seed,
+            model=self.model,
+            train=self.train,
+            data=self.data,
+        )
         return override(base, self.per_task.get(task, {}))
 
 
@@ -155,7 +172,8 @@ def _told(cls: type, entry: Any) -> str:
         owner = cls
         for part in path[:-1]:
             owner = get_type_hints(owner)[part]
-        return f"unknown setting '{'.'.join(path)}', {nearest(path[-1], [field.name for field in dataclasses.fields(owner)])}"
+        known = [field.name for field in dataclasses.fields(owner)]
+        return f"unknown setting '{'.'.join(path)}', {nearest(path[-1], known)}"
     told = entry["msg"].removeprefix("Value error, ")
     return f"{'.'.join(path)} = {entry['input']!r}: {told}" if path else told
 

@@ -9,6 +9,7 @@ Shapes: B batch, H heads, L new tokens, Q queries, K keys, D model width, d head
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -16,6 +17,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from posbench.errors import UserError
 from posbench.positions import Positions
 
 Side = Literal["query", "key", "value", "output"]
@@ -91,13 +93,31 @@ def option(default: Any, meaning: str, *, above: float | None = None, at_least: 
     )
 
 
+def within_bounds(encoding: str, config: Any) -> None:
+    """Refuses options outside the bounds of their fields, in one line that names encoding, option, value and bound."""
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            continue
+        told = f"encoding '{encoding}': {field.name} = {value!r}, but it must be"
+        above, at_least, at_most = (field.metadata.get(bound) for bound in ("above", "at_least", "at_most"))
+        if not math.isfinite(value):
+            raise UserError(f"{told} a finite number")
+        if above is not None and not value > above:
+            raise UserError(f"{told} above {above:g}")
+        if at_least is not None and value < at_least:
+            raise UserError(f"{told} at least {at_least:g}")
+        if at_most is not None and value > at_most:
+            raise UserError(f"{told} at most {at_most:g}")
+
+
 class Encoding(nn.Module):
     """Base of all position encodings, and by itself the absence of one.
 
     Class facts:
         paper: source of the method, and where this file differs from it.
         scope: one instance for the whole 'model', or one for each 'layer'.
-        properties: claims that the contract suite proves or refutes.
+        properties: claims that the contract suite proves or refutes; an instance may restate them where options do.
         needs_causal: the method has no meaning where queries see later keys.
         in_cross: the hooks act in cross attention too (positions of decoder and encoder have no common origin).
         space: what a search may vary, a mapping from option to the values or bounds to try.
@@ -105,7 +125,7 @@ class Encoding(nn.Module):
 
     paper: ClassVar[Paper]
     scope: ClassVar[Literal["model", "layer"]] = "model"
-    properties: ClassVar[Properties] = Properties()
+    properties: Properties = Properties()
     needs_causal: ClassVar[bool] = False
     in_cross: ClassVar[bool] = False
     space: ClassVar[dict[str, Any]] = {}
@@ -115,10 +135,15 @@ class Encoding(nn.Module):
         """The options of this encoding: its own fields and no others."""
 
     def __init__(self, dimensions: Dimensions, config: Any = None) -> None:
-        """Creates parameters, without values: `initial` gives them, from a stream named after each."""
+        """Creates parameters, without values: `initial` gives them, from a stream named after each.
+
+        Raises:
+            UserError: an option lies outside the bounds that its field states.
+        """
         super().__init__()
         self.dimensions = dimensions
         self.config = type(self).Config() if config is None else config
+        within_bounds(type(self).__name__.lower(), self.config)
 
     @property
     def max_length(self) -> int | None:
@@ -186,6 +211,6 @@ class Encoding(nn.Module):
 
 
 def overrides(encoding: Encoding | type[Encoding], *hooks: str) -> bool:
-    """Whether the class defines any of these hooks itself: capability is read off the class, so no flag can disagree."""
+    """Whether the class defines any of these hooks itself: capability is read off the class; no flag can disagree."""
     cls = encoding if isinstance(encoding, type) else type(encoding)
     return any(getattr(cls, hook) is not getattr(Encoding, hook) for hook in hooks)

@@ -7,7 +7,15 @@ from difflib import get_close_matches
 
 
 class UserError(Exception):
-    """A mistake of the user's: one line naming the thing, the place and the mend; the command line prints it and exits with 2."""
+    """A mistake of the user's: one line naming the thing, the place and the mend; the command line exits with 2."""
+
+    exit_code = 2
+
+
+class StorageError(UserError):
+    """Results cannot be written: a full disk, a folder without permission."""
+
+    exit_code = 3
 
 
 class EncodingFault(UserError):
@@ -15,7 +23,7 @@ class EncodingFault(UserError):
 
 
 class ContextLengthExceeded(UserError):
-    """A sequence is longer than the encoding can express. Carries both numbers, so that a study can record 'refused'."""
+    """A sequence is longer than the encoding can express; carries both numbers, so that a study records 'refused'."""
 
     def __init__(self, encoding: str, limit: int, got: int) -> None:
         super().__init__(

@@ -57,7 +57,9 @@ class Registry:
         files = {file.resolve() for folder in package.__path__ for file in Path(folder).glob("*.py")}
         for file in sorted(files):
             if not file.name.startswith("_"):
-                claims.setdefault(file.stem, []).append(Found(file.stem, f"posbench {self.kind}/{file.name}", file=file))
+                claims.setdefault(file.stem, []).append(
+                    Found(file.stem, f"posbench {self.kind}/{file.name}", file=file)
+                )
         for entry in sorted(entry_points(group=f"posbench.{self.kind}"), key=lambda entry: (entry.name, entry.value)):
             owner = f"{entry.dist.name} {entry.dist.version}" if entry.dist else "an unnamed distribution"
             claims.setdefault(entry.name, []).append(Found(entry.name, f"{owner} ({entry.value})", entry=entry))
@@ -74,12 +76,17 @@ class Registry:
             return self._load_file(Path(name))
         claims = self.found()
         if name not in claims:
-            raise UserError(f"unknown {self.singular} '{name}', {nearest(name, claims)} "
-                            f"(a file is given by its path, such as ./{self.kind}/mine.py)")
+            raise UserError(
+                f"unknown {self.singular} '{name}', {nearest(name, claims)} "
+                f"(a file is given by its path, such as ./{self.kind}/mine.py)"
+            )
         first, *others = claims[name]
         if others:
-            raise UserError(f"{self.singular} '{name}' is claimed by {first.origin} and by "
-                            + " and by ".join(other.origin for other in others) + ": rename one of them")
+            raise UserError(
+                f"{self.singular} '{name}' is claimed by {first.origin} and by "
+                + " and by ".join(other.origin for other in others)
+                + ": rename one of them"
+            )
         if first.entry is None:
             return self._plugin(name, self._imported(f"posbench.{self.kind}.{name}", first.origin), first.origin)
         module = self._imported(first.entry.module, first.origin)
@@ -90,8 +97,10 @@ class Registry:
             raise UserError(f"{self.singular} file '{path}' does not exist: give the path of a Python file")
         name = path.stem
         if not NAME.fullmatch(name):
-            raise UserError(f"{self.singular} file '{path}': a plugin's name is its file name, in lower-case letters, "
-                            "digits and '_': rename the file")
+            raise UserError(
+                f"{self.singular} file '{path}': a plugin's name is its file name, in lower-case letters, "
+                "digits and '_': rename the file"
+            )
         if name in self.found():
             origin = self.found()[name][0].origin
             raise UserError(f"{self.singular} file '{path}': the name '{name}' belongs to {origin}: rename the file")

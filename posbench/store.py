@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file, save
 
-from posbench.errors import UserError
+from posbench.errors import StorageError
 
 MANIFEST = "manifest.json"
 
@@ -97,7 +97,9 @@ class Store:
             manifest = {"files": {name: _hash(content) for name, content in files.items()}}
             write_atomically(folder / MANIFEST, json.dumps(manifest, sort_keys=True).encode())
         except OSError as error:
-            raise UserError(f"result store {self.root}: cannot write {error.filename or folder}: {error.strerror}") from error
+            raise StorageError(
+                f"result store {self.root}: cannot write {error.filename or folder}: {error.strerror}"
+            ) from error
 
     def load(self, fingerprint: str) -> Record:
         """The record of a done trial."""
@@ -121,7 +123,7 @@ class Store:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Puts a whole file under its name or leaves what was there: temporary file, fsync, replace, fsync of the folder."""
+    """Puts a whole file under its name or leaves what was there."""
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:

@@ -103,5 +103,6 @@ class Suite(ABC):
         """The task's labelled splits from the source that `data` states, and from no other.
 
         Raises:
-            UserError: a file is missing or malformed (file and row), a label is outside the task's set, a split is empty.
+            UserError: a file is missing or malformed (file and row), a label is outside the task's set, or a split is
+                empty.
         """

@@ -6,7 +6,7 @@ Shapes: B batch, L tokens, D model width, H heads, d head width, C outputs of th
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -53,7 +53,8 @@ class Attention(nn.Module):
         """(B, L, D) -> (B, L, D)."""
         batch, length, width = x.shape
         q, k, v = self.qkv(x).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        q, k, v = (rotated(encoding, side, at, name) for side, name in ((q, "query"), (k, "key"), (v, "value")))
+        q, k = rotated(encoding, q, at, "query"), rotated(encoding, k, at, "key")
+        v = rotated(encoding, v, at, "value")
         y = softmax_attention(q, k, v, encoding, at, dropout=self.dropout if self.training else 0.0)
         y = rotated(encoding, y, at, "output")
         return self.out(y.transpose(1, 2).reshape(batch, length, width))
@@ -138,7 +139,7 @@ class Transformer(nn.Module):
                  length: int, head: Head) -> None:
         super().__init__()
         if encoding.needs_causal and model.shape == "encoder":
-            raise UserError(f"encoding '{encoding.__name__}' is defined for causal attention only: use model.shape=decoder")
+            raise UserError(f"encoding '{encoding.__name__.lower()}' is for causal models: use model.shape=decoder")
         self.model, self.head_kind = model, head.kind
         self.dimensions = Dimensions(
             width=model.width, heads=model.heads, layers=model.layers, length=length, causal=model.shape == "decoder",
@@ -187,8 +188,9 @@ class Transformer(nn.Module):
 
     def hidden(self, input_ids: Tensor, token_type_ids: Tensor | None, at: Positions) -> Tensor:
         """(B, L) -> (B, L, D), the normed output of the last block."""
-        first = self.encodings[0]
-        at = first.positions(at)
+        first = self.encoding(0)
+        # A copy forgets the tables that an earlier pass with the same positions made from older weights.
+        at = first.positions(replace(at))
         limit = first.max_length
         if limit is not None and at.end > limit:
             raise ContextLengthExceeded(type(first).__name__.lower(), limit, at.end)
@@ -201,8 +203,14 @@ class Transformer(nn.Module):
         x = self.norm(x) if self.model.norm == "post" else x
         x = self.dropout(x)
         for index, block in enumerate(self.blocks):
-            x = block(x, self.encodings[index % len(self.encodings)], at)
+            x = block(x, self.encoding(index), at)
         return self.norm(x) if self.model.norm == "pre" else x
+
+    def encoding(self, layer: int) -> Encoding:
+        """The instance that acts in this layer: its own, or the one that all layers share."""
+        encoding = self.encodings[layer % len(self.encodings)]
+        assert isinstance(encoding, Encoding)
+        return encoding
 
     def initialise(self, seed: int) -> None:
         """Gives every parameter and persistent buffer its first value, from a stream named after it."""
@@ -228,13 +236,12 @@ class Transformer(nn.Module):
         parts = path.split(".")
         if parts[0] != "encodings" or len(parts) < 2:
             return None, ""
-        encoding = self.encodings[int(parts[1])]
-        assert isinstance(encoding, Encoding)
-        return encoding, "".join(f"{part}." for part in parts[2:])
+        return self.encoding(int(parts[1])), "".join(f"{part}." for part in parts[2:])
 
     def parameter_groups(self, weight_decay: float) -> list[dict[str, Any]]:
         """AdamW's groups by kind of module: matrices decay; norms, biases and whatever belongs to positions do not."""
-        decayed, kept = [], []
+        decayed: list[nn.Parameter] = []
+        kept: list[nn.Parameter] = []
         for path, module in self.named_modules():
             for name, parameter in module.named_parameters(recurse=False):
                 matrix = isinstance(module, nn.Linear | nn.Embedding) and name == "weight"

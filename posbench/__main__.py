@@ -1,0 +1,5 @@
+"""python -m posbench."""
+
+from posbench.cli import main
+
+main()

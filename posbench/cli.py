@@ -1,0 +1,289 @@
+"""The commands. Heavy packages are imported inside the command that needs them, so that help answers at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from posbench.console import Progress, say, short
+from posbench.errors import UserError
+
+app = typer.Typer(
+    name="posbench",
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    help="What a position encoding is (check), what it costs (bench), and how it does against the others (study).",
+)
+
+
+def home() -> Path:
+    """Where results lie: POSBENCH_HOME, or the folder 'out' here; always absolute."""
+    return Path(os.environ.get("POSBENCH_HOME") or "out").resolve()
+
+
+@app.command()
+def study(
+    suite: Annotated[str, typer.Argument(help="Suite by name, such as glue.")],
+    preset: Annotated[str, typer.Option(help="The suite's settings: mini, real-mini, small, paper.")] = "mini",
+    encodings: Annotated[str, typer.Option(help="Names or files, with options: rope,rope:base=500000,./mine.py")] = "",
+    tasks: Annotated[str, typer.Option(help="Tasks by name, such as cola,rte; all by default.")] = "",
+    seeds: Annotated[str, typer.Option(help="How many seeds (6), or which (0,1,2).")] = "",
+    data: Annotated[str, typer.Option(help="Folder of the original files, or 'hub' to download them.")] = "",
+    revision: Annotated[str, typer.Option(help="Commit of the hub data set.")] = "",
+    tokenizer: Annotated[str, typer.Option(help="wordpiece, bpe, or a vocabulary file.")] = "",
+    baseline: Annotated[str, typer.Option(help="The encoding that the others are compared with.")] = "",
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="A setting, such as train.steps=100; repeatable.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of tables and figures; out/SUITE-PRESET by default.")] = None,
+    jobs: Annotated[int, typer.Option(help="Trials at once; 0 takes all cores, or one on a GPU.", min=0)] = 0,
+    skip_missing: Annotated[bool, typer.Option(help="Leave out tasks whose files are missing, and say so.")] = False,
+    tracker: Annotated[str, typer.Option(help="Copy of the record for browsing: mlflow, json or none.")] = "mlflow",
+) -> None:
+    """Train every encoding on every task with paired seeds, and print the table of what can be said."""
+    from posbench import study as studies
+    from posbench.config import EncodingChoice
+    from posbench.store import Store
+
+    changes: dict[str, Any] = dict(_pair(text) for text in set_ or [])
+    if encodings:
+        from posbench.config import to_plain
+
+        changes["encodings"] = [to_plain(EncodingChoice.parse(text)) for text in _list(encodings, "encodings")]
+    if tasks:
+        changes["tasks"] = _list(tasks, "tasks")
+    if seeds:
+        changes["seeds"] = _seeds(seeds)
+    if baseline:
+        changes["baseline"] = EncodingChoice.parse(baseline).label
+    if tokenizer:
+        changes["data.tokenizer"] = tokenizer
+    if data == "hub":
+        changes |= {"data.source": "hub", "data.revision": revision or None}
+    elif data:
+        changes |= {"data.source": "folder", "data.path": str(Path(data).resolve())}
+    wanted = studies.from_preset(suite, preset, changes)
+    plan = studies.plan(wanted, skip_missing=skip_missing)
+    _prove_plugins(plan)
+    folder = (out or home() / f"{plan.study.suite}-{plan.study.preset}").resolve()
+    copy = _tracker(tracker)
+    studies.claim(folder, plan.study)
+    store = Store(home() / "trials")
+    for why in plan.skipped.values():
+        say(f"skipped: {why}")
+    copy.prepare()
+    copy.begin(f"posbench-{folder.name}", f"{plan.trials[0].suite.title}, preset {plan.study.preset}")
+    with Progress(len(plan.trials), len(studies.stored(plan.trials, store))) as watch:
+        records = studies.run(
+            plan, store, jobs=_jobs(jobs, plan.study.train.threads, plan.study.train.device), tracker=copy, watch=watch
+        )
+    files = _report(plan, records, folder)
+    from posbench.outcome import summary
+
+    copy.summary(folder.name, summary(plan, records), {file.name: file for file in files})
+    if told := copy.end():
+        say(told)
+    say(
+        f"tables and figures: {short(folder)}"
+        + (f"   browse: posbench ui --home {short(home())}" if tracker == "mlflow" else "")
+    )
+    broken = [record for record in records.values() if record.status in ("failed", "refused")]
+    if broken:
+        say(
+            f"{len(broken)} of {len(plan.trials)} trials failed, the first: {broken[0].label}, {broken[0].config['task']}, "
+            f"seed {broken[0].config['seed']}: {broken[0].reason}",
+            error=True,
+        )
+        raise typer.Exit(1)
+
+
+@app.command()
+def report(folder: Annotated[Path, typer.Argument(help="Folder of a study, such as out/glue-mini.")]) -> None:
+    """Write the tables and figures of a study again from the stored results, and print the table."""
+    from posbench import study as studies
+    from posbench.config import StudyConfig, build
+    from posbench.store import Store
+
+    wanted = build(StudyConfig, studies.read_identity(folder), where=f"{folder / studies.IDENTITY}")
+    plan = studies.plan(wanted, skip_missing=True)
+    _report(plan, studies.stored(plan.trials, Store(home() / "trials")), folder.resolve())
+    say(f"tables and figures: {short(folder.resolve())}")
+
+
+@app.command()
+def check(
+    encodings: Annotated[list[str] | None, typer.Argument(help="Names or files, with options; all by default.")] = None,
+    markdown: Annotated[bool, typer.Option(help="Print the table as Markdown.")] = False,
+) -> None:
+    """Prove what an encoding is: every claim that it makes is measured, in both directions."""
+    from posbench.config import EncodingChoice
+    from posbench.registry import ENCODINGS
+    from posbench.testing import check_encoding, truth_table
+
+    choices = [EncodingChoice.parse(text) for text in encodings or list(ENCODINGS.found())]
+    found = {choice.label: check_encoding(choice.name, choice.options) for choice in choices}
+    table = truth_table(found)
+    if markdown:
+        say(table.markdown())
+    else:
+        say(table.rich())
+        say(table.legend)
+        for fault in table.faults:
+            say(f"failed: {fault}")
+    if any(not verdict.passed for verdicts in found.values() for verdict in verdicts):
+        raise typer.Exit(1)
+
+
+@app.command("list")
+def list_(kind: Annotated[str, typer.Argument(help="encodings, suites or reports; all by default.")] = "") -> None:
+    """Show every plugin with its origin, and why one is not available."""
+    from rich.table import Table
+
+    from posbench.errors import nearest
+    from posbench.registry import AGREED, Registry
+
+    if kind and kind not in AGREED:
+        raise UserError(f"unknown kind of plugin '{kind}', {nearest(kind, AGREED)}")
+    for name in [kind] if kind else AGREED:
+        registry = Registry(name)
+        table = Table("name", "what", "origin", title=name, title_justify="left")
+        for plugin, claims in registry.found().items():
+            try:
+                what = _described(registry.load(plugin).value)
+            except UserError as error:
+                what = f"unavailable: {error}"
+            table.add_row(plugin, what, "; ".join(claim.origin for claim in claims))
+        say(table)
+
+
+@app.command()
+def new_encoding(
+    name: Annotated[str, typer.Argument(help="Lower-case letters, digits and '_'.")],
+    folder: Annotated[Path, typer.Option(help="Where to write the file.")] = Path("."),
+) -> None:
+    """Write a commented encoding file that already passes the contract."""
+    from posbench.scaffold import new_encoding as write
+
+    path = write(name, folder)
+    shown = path if path.is_absolute() else f"./{path}"
+    say(
+        f"{shown} written. Next: posbench check {shown}, then: posbench study glue --encodings nope,learned,rope,{shown} "
+        f"--out out/{name}"
+    )
+
+
+@app.command()
+def ui(
+    home_: Annotated[
+        Path | None, typer.Option("--home", help="Folder of the results; POSBENCH_HOME or 'out' by default.")
+    ] = None,
+    port: Annotated[int, typer.Option(help="Port on 127.0.0.1.", min=1, max=65535)] = 5000,
+) -> None:
+    """Serve the MLflow copy of all studies on 127.0.0.1."""
+    from posbench.ui import serve
+
+    serve((home_ or home()).resolve(), port=port)
+
+
+def main() -> None:
+    """Runs a command; a mistake of the user's is one line and an exit code, never a traceback."""
+    signal.signal(signal.SIGTERM, _terminated)
+    try:
+        app()
+    except UserError as error:
+        sys.stderr.write(f"posbench: error: {error}\n")
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.stderr.write("posbench: interrupted; finished trials are kept, the same command goes on\n")
+        sys.exit(130)
+    except BrokenPipeError:
+        # The reader of a pipe has had enough; what is left in the buffer must not raise again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _terminated(number: int, frame: Any) -> None:
+    sys.stderr.write("posbench: terminated; finished trials are kept, the same command goes on\n")
+    sys.exit(143)
+
+
+def _report(plan: Any, records: Any, folder: Path) -> list[Path]:
+    from shutil import get_terminal_size
+
+    from posbench.outcome import study_results
+    from posbench.registry import REPORTS
+
+    results = study_results(plan, records, folder)
+    scoreboard = REPORTS.load("scoreboard").value
+    files = scoreboard.write(results)
+    say(scoreboard.document(results).text(width=get_terminal_size((160, 40)).columns))
+    return files
+
+
+def _prove_plugins(plan: Any) -> None:
+    """An encoding that is not posbench's own passes the contract before anything is trained with it."""
+    from posbench.testing import check_encoding
+
+    own = "posbench encodings/"
+    for trial in {trial.config.encoding.label: trial for trial in plan.trials}.values():
+        if not trial.plugin.origin.startswith(own):
+            choice = trial.config.encoding
+            if wrong := [verdict for verdict in check_encoding(choice.name, choice.options) if not verdict.passed]:
+                raise UserError(
+                    f"encoding '{choice.label}' fails its contract in {len(wrong)} checks, the first: "
+                    f"{wrong[0].check} {wrong[0].title}, {wrong[0].reason} (posbench check {choice.name} shows all)"
+                )
+
+
+def _tracker(name: str) -> Any:
+    from posbench import track
+
+    if name == "none":
+        return track.Tracker()
+    if name == "json":
+        home().mkdir(parents=True, exist_ok=True)
+        return track.JsonLines(home() / "trials.jsonl")
+    if name == "mlflow":
+        return track.MLflow(os.environ.get("MLFLOW_TRACKING_URI") or home())
+    from posbench.errors import nearest
+
+    raise UserError(f"unknown tracker '{name}', {nearest(name, ('mlflow', 'json', 'none'))}")
+
+
+def _jobs(jobs: int, threads: int, device: str) -> int:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return jobs or (1 if device == "cuda" else max(1, cores // threads))
+
+
+def _described(value: Any) -> str:
+    paper = getattr(value, "paper", None)
+    if paper is not None:
+        return f"{paper.title} (arXiv {paper.arxiv})"
+    return str(getattr(value, "title", None) or getattr(value, "name", ""))
+
+
+def _list(text: str, what: str) -> list[str]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(parts):
+        raise UserError(f"--{what} {text!r} has an empty name: separate names by single commas")
+    return parts
+
+
+def _seeds(text: str) -> list[int]:
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise UserError(f"--seeds {text!r}: give how many (6) or which (0,1,2)") from None
+    return list(range(numbers[0])) if len(numbers) == 1 else numbers
+
+
+def _pair(text: str) -> tuple[str, str | None]:
+    name, found, value = text.partition("=")
+    if not found or not name:
+        raise UserError(f"--set {text!r}: write NAME=VALUE, such as train.steps=100")
+    return name, None if value == "none" else value

@@ -1,0 +1,63 @@
+"""What the commands show: lines, tables, and how far a study has come."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from posbench.store import Record
+
+
+def say(what: Any, *, error: bool = False) -> None:
+    """Prints a text as it is, or a table."""
+    from rich.console import Console
+
+    console = Console(stderr=error)
+    if isinstance(what, str):
+        console.print(what, markup=False, highlight=False, soft_wrap=True)
+    else:
+        console.print(what)
+
+
+class Progress:
+    """A bar on a terminal, one line a trial elsewhere."""
+
+    def __init__(self, planned: int, stored: int) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self.console = Console(stderr=True)
+        self.bar = Progress(
+            TextColumn("trials"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[last]}", markup=False),
+            console=self.console,
+            disable=not self.console.is_terminal or stored == planned,
+        )
+        self.row = self.bar.add_task("trials", total=planned, completed=stored, last="")
+        if stored:
+            self.console.print(f"{stored} of {planned} trials are in the store already", highlight=False)
+
+    def __enter__(self) -> Any:
+        self.bar.start()
+        return self.watch
+
+    def __exit__(self, *error: object) -> None:
+        self.bar.stop()
+
+    def watch(self, done: int, planned: int, record: Record) -> None:
+        scores = ", ".join(f"{row['metric']} {row['value']:.3f}" for row in record.rows if row["primary"])
+        last = f"{record.config['task']} {record.label} seed {record.config['seed']}: {scores or record.status}"
+        if self.bar.disable:
+            self.console.print(
+                f"[{done}/{planned}] {last} ({record.seconds:.1f} s)", markup=False, highlight=False, soft_wrap=True
+            )
+        self.bar.update(self.row, completed=done, last=last)
+
+
+def short(path: Path) -> str:
+    """Relative to here where that is shorter to read."""
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)

@@ -1,0 +1,143 @@
+"""What an encoding costs: step time as a ratio measured side by side, peak memory, FLOPs, parameters."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.flop_counter import FlopCounterMode
+
+from posbench.config import ModelConfig, TrainConfig
+from posbench.encoding import Encoding
+from posbench.transformer import Head, Transformer
+
+# The profiler's back end reports its own start and stop on standard error otherwise.
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+ROUNDS = 41
+WARMUP = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """The batch on which costs are measured.
+
+    Attributes:
+        rows, tokens: of one batch; every row is full.
+        vocabulary: number of token ids.
+        length: the longest sequence that the study allows, for encodings with a table.
+        head: what the model answers.
+    """
+
+    rows: int
+    tokens: int
+    vocabulary: int
+    length: int
+    head: Head
+
+
+def measure(
+    encodings: Mapping[str, tuple[type[Encoding], Any]], model: ModelConfig, train: TrainConfig, shape: Shape
+) -> list[dict[str, Any]]:
+    """Costs of a training step (forward, backward, clipping, optimizer) for each encoding.
+
+    Every round takes one step of each encoding and one of the bare template, in turn and from another start each time,
+    so that a machine whose speed drifts favours no one; a ratio is that of the medians over rounds.
+
+    Args:
+        encodings: class and options by label.
+        model, train, shape: the settings of the study.
+
+    Returns:
+        One dict an encoding: encoding, parameters, flops (of one step), step_ratio (to the template without an
+        encoding), step_seconds, peak_memory (bytes live at once in a step, weights and optimizer left out).
+    """
+    torch.set_num_threads(train.threads)
+    device = torch.device("cuda" if train.device != "cpu" and torch.cuda.is_available() else "cpu")
+    steps = {
+        label: _step(cls, options, model, train, shape, device)
+        for label, (cls, options) in {"": (Encoding, None), **encodings}.items()
+    }
+    seconds: dict[str, list[float]] = {label: [] for label in steps}
+    labels = list(steps)
+    for number in range(WARMUP + ROUNDS):
+        turn = number % len(labels)
+        for label in labels[turn:] + labels[:turn]:
+            spent = _timed(steps[label][1], device)
+            if number >= WARMUP:
+                seconds[label].append(spent)
+    costs = []
+    for label in encodings:
+        network, step = steps[label]
+        middle = statistics.median(seconds[label])
+        costs.append(
+            {
+                "encoding": label,
+                "parameters": sum(p.numel() for p in network.parameters() if p.requires_grad),
+                "flops": _flops(step),
+                "step_ratio": middle / statistics.median(seconds[""]),
+                "step_seconds": middle,
+                "peak_memory": _peak_memory(step, device),
+            }
+        )
+    return costs
+
+
+def _step(
+    cls: type[Encoding], options: Any, model: ModelConfig, train: TrainConfig, shape: Shape, device: torch.device
+) -> tuple[Transformer, Callable[[], None]]:
+    network = Transformer(model, cls, options, vocabulary=shape.vocabulary, length=shape.length, head=shape.head)
+    network.initialise(0)
+    network.to(device)
+    optimizer = torch.optim.AdamW(network.parameter_groups(train.weight_decay), lr=1e-5, fused=True)
+    ids = torch.arange(shape.rows * shape.tokens, device=device).remainder(shape.vocabulary).view(shape.rows, -1)
+
+    def step() -> None:
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            loss = network(ids).float().square().mean()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(network.parameters(), train.clip)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return network, step
+
+
+def _timed(step: Callable[[], None], device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    began = time.perf_counter()
+    step()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - began
+
+
+def _flops(step: Callable[[], None]) -> int:
+    # Fused kernels for the processor have no entry in the library's table: the plain form counts every product.
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        step()
+    return counter.get_total_flops()
+
+
+def _peak_memory(step: Callable[[], None], device: torch.device) -> int:
+    """Most bytes that a step holds at once beyond what it found: activations, gradients and temporary tensors."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        step()
+        return torch.cuda.max_memory_allocated() - before
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        step()
+    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
+    live = peak = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        live += event.nbytes()
+        peak = max(peak, live)
+    return peak

@@ -1,0 +1,158 @@
+"""Where trials run: in this process, or in worker processes that a fault of one trial cannot take along."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+import traceback
+from collections import deque
+from collections.abc import Iterator, Sequence
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+from posbench.config import to_plain
+from posbench.errors import ContextLengthExceeded, StorageError, UserError
+from posbench.store import Record, Store
+from posbench.trial import Trial, resolve
+
+# A worker that imports torch and its plugins afresh needs seconds; one that says nothing for longer never started.
+JOIN_SECONDS = 5
+
+
+def execute(trials: Sequence[Trial], root: Path, jobs: int) -> Iterator[Record]:
+    """Runs trials and yields the record of each as it is kept in the store under `root`.
+
+    Args:
+        trials: what to run, in this order.
+        root: folder of the store.
+        jobs: trials at once; with 1 they run in this process.
+
+    Raises:
+        StorageError: results cannot be written; nothing else stops the others.
+    """
+    if jobs <= 1 or len(trials) <= 1:
+        store = Store(root)
+        for trial in trials:
+            yield run_and_keep(trial, store)
+        return
+    pool = _Pool(min(jobs, len(trials)), root)
+    try:
+        yield from pool.results(trials)
+    finally:
+        pool.close()
+
+
+def run_and_keep(trial: Trial, store: Store) -> Record:
+    """Runs one trial; whatever happens to it is a record, and only a store that cannot be written is an error."""
+    from posbench.runner import run
+
+    try:
+        record, predictions = run(trial)
+    except ContextLengthExceeded as error:
+        record, predictions = failed(trial, "refused", str(error)), {}
+    except UserError as error:
+        record, predictions = failed(trial, "failed", str(error)), {}
+    except Exception as error:
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        record, predictions = failed(trial, "failed", reason, traceback.format_exc()), {}
+    store.keep(record, predictions)
+    return record
+
+
+def failed(trial: Trial, status: str, reason: str, trace: str = "") -> Record:
+    """The record of a trial without a result."""
+    return Record(
+        fingerprint=trial.fingerprint,
+        label=trial.config.encoding.label,
+        config=to_plain(trial.config),
+        status=status,
+        reason=reason,
+        facts={"traceback": trace} if trace else {},
+    )
+
+
+class _Worker:
+    """One process with the trial that it is busy with."""
+
+    def __init__(self, context: Any, root: Path) -> None:
+        self.connection, theirs = context.Pipe()
+        self.process = context.Process(target=_serve, args=(theirs, root), daemon=True)
+        self.process.start()
+        theirs.close()
+        self.trial: Trial | None = None
+
+
+class _Pool:
+    def __init__(self, size: int, root: Path) -> None:
+        # Spawned, not forked: torch's threads do not survive a fork.
+        self.context = multiprocessing.get_context("spawn")
+        self.root, self.store = root, Store(root)
+        self.workers = [_Worker(self.context, root) for _ in range(size)]
+
+    def results(self, trials: Sequence[Trial]) -> Iterator[Record]:
+        waiting = deque(trials)
+        for worker in self.workers:
+            self._give(worker, waiting)
+        while busy := {worker.connection: worker for worker in self.workers if worker.trial is not None}:
+            for connection in wait(list(busy)):
+                worker = busy[connection]
+                trial = worker.trial
+                assert trial is not None
+                try:
+                    kind, content = worker.connection.recv()
+                except (EOFError, OSError):
+                    record = self._died(worker, trial)
+                    worker = self._replace(worker)
+                else:
+                    if kind == "storage":
+                        raise StorageError(content)
+                    record = self.store.load(trial.fingerprint)
+                self._give(worker, waiting)
+                yield record
+
+    def _give(self, worker: _Worker, waiting: deque[Trial]) -> None:
+        worker.trial = waiting.popleft() if waiting else None
+        if worker.trial is not None:
+            worker.connection.send(worker.trial.config)
+
+    def _died(self, worker: _Worker, trial: Trial) -> Record:
+        worker.process.join(JOIN_SECONDS)
+        code = worker.process.exitcode
+        how = f"signal {-code} ({signal.Signals(-code).name})" if code is not None and code < 0 else f"exit code {code}"
+        record = failed(trial, "failed", f"the worker process ended with {how}")
+        self.store.keep(record, {})
+        return record
+
+    def _replace(self, worker: _Worker) -> _Worker:
+        fresh = _Worker(self.context, self.root)
+        self.workers[self.workers.index(worker)] = fresh
+        return fresh
+
+    def close(self) -> None:
+        for worker in self.workers:
+            if worker.trial is not None:
+                worker.process.terminate()
+            worker.connection.close()
+        for worker in self.workers:
+            worker.process.join(JOIN_SECONDS)
+            if worker.process.is_alive():
+                worker.process.kill()
+
+
+def _serve(connection: Connection, root: Path) -> None:
+    """A worker's life: a trial in, a word out, until the other side is gone."""
+    # Ctrl-C reaches the whole group; the coordinator decides what becomes of the workers.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    store = Store(root)
+    while True:
+        try:
+            config = connection.recv()
+        except (EOFError, OSError):
+            return
+        try:
+            run_and_keep(resolve(config), store)
+            answer = ("kept", "")
+        except StorageError as error:
+            answer = ("storage", str(error))
+        connection.send(answer)

@@ -1,0 +1,208 @@
+"""Figures as PNG and SVG; the only importer of seaborn and matplotlib.
+
+Figures are drawn on their own canvas and never through pyplot's current figure, so a caller's backend and figures are
+left alone and nothing needs a display. The same input gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import pandas as pd
+import seaborn as sns
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from posbench.comparison import Comparison, Ranking
+from posbench.errors import UserError
+from posbench.stats import t_interval
+from posbench.store import write_atomically
+
+CURVE_COLUMNS = ("encoding", "task", "seed", "step", "metric", "value")
+
+_DASHES = [(), (4, 1.5), (1.2, 1.2), (5, 1.2, 1.2, 1.2)]
+_MARKS = ["o", "s", "^", "D", "v", "P"]
+
+
+def learning_curves(frame: pd.DataFrame, path: Path, *, note: str = "") -> list[Path]:
+    """One panel for each task and metric: mean over seeds, with its 95 % Student-t interval as a band.
+
+    A line is drawn as far as all of its seeds have a finite value, because a mean over the seeds that are left jumps
+    where one leaves; a cross marks the end of a line that stops before its longest seed.
+
+    Args:
+        frame: columns CURVE_COLUMNS, one row a point; step counts optimizer steps.
+        path: where to write, without a suffix.
+        note: ends the caption, such as 'generated data'.
+    """
+    missing = [name for name in CURVE_COLUMNS if name not in frame]
+    if missing or frame.empty:
+        lack = f"no columns {', '.join(missing)}" if missing else "no points"
+        raise UserError(f"learning curves {path.name}: {lack}; give rows with {', '.join(CURVE_COLUMNS)}")
+    encodings = list(dict.fromkeys(frame["encoding"]))
+    looks = _looks(encodings)
+    panels = list(frame.groupby(["task", "metric"], sort=False, dropna=False))
+    across = min(3, len(panels))
+    down = math.ceil(len(panels) / across)
+    with _style():
+        figure = Figure(figsize=(4.0 * across + 1.8, 2.9 * down + 0.7), layout="constrained")
+        axes = figure.subplots(down, across, squeeze=False).ravel()
+        for axis in axes[len(panels):]:
+            axis.set_axis_off()
+        for axis, ((task, metric), points) in zip(axes, panels, strict=False):
+            _curves(axis, points, looks)
+            axis.set_title(f"{task} (n = {_seeds(points)} seeds)")
+            axis.set_xlabel("optimizer step")
+            axis.set_ylabel(str(metric))
+        lines = {line.get_label(): line for axis in axes for line in axis.get_lines() if line.get_label() in encodings}
+        named = [name for name in encodings if name in lines]
+        figure.legend([lines[name] for name in named], named, loc="outside right upper", title="encoding",
+                      frameon=False)
+        caption = f"Mean over seeds, band: 95 % t interval, large cross: a seed has no finite value beyond. {note}"
+        figure.suptitle(textwrap.fill(caption.strip(), int(12 * figure.get_figwidth())), fontsize=10)
+        return _save(figure, path)
+
+
+def rank_plot(comparison: Comparison, path: Path, *, note: str = "") -> list[Path]:
+    """Average ranks on a line, best to the left; a bar joins encodings that Nemenyi's test does not tell apart.
+
+    After Demsar (2006), figure 1. The caption states the critical difference and Friedman's p, and ends with the note.
+    """
+    ranking = comparison.ranking
+    if ranking is None:
+        raise UserError(f"rank plot {path.name}: no ranks; compare two encodings or more on two tasks or more")
+    names = sorted(ranking.average, key=lambda name: (ranking.average[name], name))
+    ranks = np.array([ranking.average[name] for name in names])
+    bars = _cliques(ranks, ranking.critical_difference)
+    half = math.ceil(len(names) / 2)
+    height = 1.5 + 0.26 * half + 0.13 * len(bars)
+    with _style():
+        figure = Figure(figsize=(8.5, height + 0.5), layout="constrained")
+        axis = figure.subplots()
+        k, below = len(names), 0.3 + 0.28 * len(bars)
+        axis.set_xlim(1 - 0.42 * (k - 1), k + 0.42 * (k - 1))
+        axis.set_ylim(-below - 0.62 * half, 1.6)
+        axis.set_axis_off()
+        _ruler(axis, k, ranking.critical_difference, comparison.alpha)
+        for level, (first, last) in enumerate(bars):
+            y = -0.22 - 0.28 * level
+            axis.plot([ranks[first] - 0.04, ranks[last] + 0.04], [y, y], color="0.25", lw=3.5, solid_capstyle="butt")
+        for place, (name, rank) in enumerate(zip(names, ranks, strict=True)):
+            left = place < half
+            y = -below - 0.6 * (place if left else len(names) - 1 - place)
+            end = 1 - 0.06 * (k - 1) if left else k + 0.06 * (k - 1)
+            axis.plot([rank, rank, end], [0, y, y], color="0.45", lw=0.9, zorder=1)
+            # A name is text and never mathematics, whatever dollar signs it holds.
+            axis.text(end + (-0.05 if left else 0.05), y, f"{name}  {rank:.2f}" if left else f"{rank:.2f}  {name}",
+                      ha="right" if left else "left", va="center", fontsize=10, parse_math=False)
+        figure.suptitle(_rank_caption(ranking, comparison.alpha) + (f" {note}" if note else ""), fontsize=9.5)
+        return _save(figure, path)
+
+
+def _rank_caption(ranking: Ranking, alpha: float) -> str:
+    test = ranking.friedman
+    p = f"p = {test.p:.3f}" if test.p >= 0.001 else "p < 0.001"
+    return (f"Average rank of {test.k} encodings over {test.n} tasks, 1 is best. Friedman chi² = {test.chi2:.2f}, "
+            f"F = {test.f:.2f}, {p} (permutation).\nA bar joins encodings nearer than the critical difference "
+            f"{ranking.critical_difference:.2f} (Nemenyi, alpha = {alpha:g}).")
+
+
+def _ruler(axis: Axes, k: int, distance: float, alpha: float) -> None:
+    axis.plot([1, k], [0, 0], color="black", lw=1.2)
+    for rank in range(1, k + 1):
+        axis.plot([rank, rank], [0, 0.12], color="black", lw=1.2)
+        axis.text(rank, 0.2, str(rank), ha="center", va="bottom", fontsize=9)
+    start, end = 1.0, 1 + distance
+    axis.plot([start, start, start, end, end, end], [0.8, 1.0, 0.9, 0.9, 0.8, 1.0], color="black", lw=1.2)
+    axis.text((start + end) / 2, 1.02, f"critical difference {distance:.2f}", ha="center", va="bottom", fontsize=9)
+
+
+def _cliques(ranks: np.ndarray, distance: float) -> list[tuple[int, int]]:
+    """First and last index of each largest run of sorted ranks that lie within the distance."""
+    runs: list[tuple[int, int]] = []
+    for first in range(len(ranks)):
+        last = int(np.searchsorted(ranks, ranks[first] + distance, side="right")) - 1
+        if last > first and (not runs or last > runs[-1][1]):
+            runs.append((first, last))
+    return runs
+
+
+def _curves(axis: Axes, points: pd.DataFrame, looks: dict[str, dict]) -> None:
+    kept, ends = [], {}
+    for encoding, own in points.groupby("encoding", sort=False, dropna=False):
+        seeds = own["seed"].nunique()
+        finite = own[np.isfinite(own["value"])]
+        whole = finite.groupby("step")["seed"].nunique() == seeds
+        # Up to the first step at which a seed is lost: a later step with all seeds would bridge the gap.
+        steps = [step for step, complete in whole.reindex(sorted(own["step"].unique()), fill_value=False).items()]
+        lost = next((place for place, step in enumerate(steps) if not whole.get(step, False)), len(steps))
+        kept.append(finite[finite["step"].isin(steps[:lost])])
+        if 0 < lost < len(steps):
+            ends[encoding] = steps[lost - 1]
+    shown = pd.concat(kept)
+    for encoding, look in looks.items():
+        own = shown[shown["encoding"] == encoding]
+        if own.empty:
+            continue
+        sns.lineplot(data=own, x="step", y="value", ax=axis, errorbar=_band, label=encoding, legend=False,
+                     err_kws={"alpha": 0.15, "linewidth": 0}, **look)
+        if encoding in ends:
+            at = own[own["step"] == ends[encoding]]
+            axis.plot([ends[encoding]], [at["value"].mean()], marker="X", ms=11, mec="black", mew=1.2,
+                      color=look["color"], ls="none", zorder=5)
+
+
+def _band(values: pd.Series) -> tuple[float, float]:
+    estimate = t_interval(values.tolist())
+    return estimate.low, estimate.high
+
+
+def _seeds(points: pd.DataFrame) -> str:
+    counts = sorted(set(points.groupby("encoding", dropna=False)["seed"].nunique()))
+    return str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+
+
+def _looks(encodings: list[str]) -> dict[str, dict]:
+    """Colour, dashes and mark of each encoding: colours that colour-blind readers tell apart, and more than colour."""
+    colours = sns.color_palette("colorblind", 10)
+    return {
+        name: {
+            "color": colours[place % len(colours)],
+            "dashes": False,
+            "linestyle": (0, _DASHES[place % len(_DASHES)]) if _DASHES[place % len(_DASHES)] else "-",
+            "marker": _MARKS[place % len(_MARKS)],
+            "markersize": 4,
+            "markeredgewidth": 0,
+        }
+        for place, name in enumerate(encodings)
+    }
+
+
+@contextmanager
+def _style() -> Iterator[None]:
+    # The fixed salt names an SVG's parts alike in every run.
+    fixed: Any = {"svg.hashsalt": "posbench", "font.family": "DejaVu Sans", "text.usetex": False,
+                  "text.parse_math": False}
+    with sns.axes_style("whitegrid"), sns.plotting_context("paper", font_scale=1.1), matplotlib.rc_context(fixed):
+        yield
+
+
+def _save(figure: Figure, path: Path) -> list[Path]:
+    written = []
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Dates and program versions would change the bytes and say nothing of the figure.
+    for kind, silent in (("png", {"Software": None}), ("svg", {"Date": None, "Creator": None})):
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format=kind, dpi=160, metadata=silent)
+        target = path.with_name(f"{path.name}.{kind}")
+        write_atomically(target, buffer.getvalue())
+        written.append(target)
+    return written

@@ -1,0 +1,210 @@
+"""A study: a grid of trials that differ in encoding, task and seed; running it runs what is missing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from posbench.config import EncodingChoice, StudyConfig, build, override, to_plain
+from posbench.data import MissingTask
+from posbench.errors import ContextLengthExceeded, StorageError, UserError, nearest
+from posbench.store import Record, Store, write_atomically
+from posbench.track import Tracker
+from posbench.transformer import Transformer
+from posbench.trial import Trial, load_suite, resolve
+
+IDENTITY = "study.json"
+# What may grow from one call to the next in the same folder; all else makes another study.
+GRID = ("encodings", "tasks", "seeds", "baseline", "alpha")
+Watch = Callable[[int, int, Record], None]
+
+
+def from_preset(suite_name: str, preset: str, changes: Mapping[str, Any]) -> StudyConfig:
+    """A suite's preset with dotted changes, which also win over what the preset sets for single tasks.
+
+    Raises:
+        UserError: unknown suite, preset, encoding, task or setting, with the near names.
+    """
+    suite = load_suite(suite_name)
+    if preset not in suite.presets:
+        raise UserError(f"suite '{suite.name}' has no preset '{preset}', {nearest(preset, suite.presets)}")
+    plain: dict[str, Any] = {
+        "suite": suite.name,
+        "preset": preset,
+        "tasks": tuple(suite.tasks),
+        "train": {},
+        "model": {},
+        "data": {},
+        "encodings": tuple(to_plain(EncodingChoice.parse(name)) for name in suite.encodings),
+    }
+    for name, value in suite.presets[preset].items():
+        *parents, last = name.split(".")
+        node = plain
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[last] = value
+    study = build(StudyConfig, plain, where=f"preset '{preset}' of suite '{suite.name}'")
+    length = {"train.steps", "train.epochs"}
+    won = set(changes) | (length if length & set(changes) else set())
+    per_task = {
+        task: {name: value for name, value in settings.items() if name not in won}
+        for task, settings in study.per_task.items()
+    }
+    study = override(study, {**changes, "per_task": per_task})
+    if study.train.device == "auto":
+        import torch
+
+        study = override(study, {"train.device": "cuda" if torch.cuda.is_available() else "cpu"})
+    for what, values in (
+        ("task", study.tasks),
+        ("seed", study.seeds),
+        ("encoding", [e.label for e in study.encodings]),
+    ):
+        if not values:
+            raise UserError(f"the study has no {what}: name at least one")
+        if twice := {str(value) for value in values if list(values).count(value) > 1}:
+            raise UserError(f"the study names {what} {', '.join(sorted(twice))} twice: name each once")
+    for task in study.tasks:
+        if task not in suite.tasks:
+            raise UserError(f"suite '{suite.name}' has no task '{task}', {nearest(task, suite.tasks)}")
+    return study
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All trials of a study, found and checked; nothing has run yet.
+
+    Attributes:
+        study: as asked for, without the tasks that were skipped. trials: in the order in which they run.
+        skipped: why, by task.
+    """
+
+    study: StudyConfig
+    trials: tuple[Trial, ...]
+    skipped: dict[str, str] = field(default_factory=dict)
+
+
+def plan(study: StudyConfig, *, skip_missing: bool = False) -> Plan:
+    """Resolves every cell of the grid, so that a mistake is told before anything runs or is written.
+
+    Args:
+        skip_missing: leave out a task whose files are missing, instead of refusing the study.
+
+    Raises:
+        UserError: also where an encoding's positions end before the longest sequence that the study allows.
+    """
+    trials: list[Trial] = []
+    skipped: dict[str, str] = {}
+    for task in study.tasks:
+        try:
+            for seed in study.seeds:
+                trials += [resolve(study.trial(encoding, task, seed)) for encoding in study.encodings]
+        except MissingTask as error:
+            if not skip_missing:
+                raise UserError(f"{error} (--skip-missing leaves such tasks out)") from None
+            skipped[task] = str(error)
+    if not trials:
+        raise UserError("every task is missing: " + "; ".join(skipped.values()))
+    for trial in {trial.config.encoding.label: trial for trial in trials}.values():
+        _fits(trial)
+    left = tuple(task for task in study.tasks if task not in skipped)
+    return Plan(override(study, {"tasks": left}), tuple(trials), skipped)
+
+
+def _fits(trial: Trial) -> None:
+    """Builds the template around the encoding, without memory for its weights, so that a wrong option shows now."""
+    import torch
+
+    from posbench.runner import head_of
+
+    longest = trial.config.data.max_length
+    with torch.device("meta"):
+        model = Transformer(
+            trial.config.model, trial.encoding, trial.options, vocabulary=8, length=longest, head=head_of(trial.task)
+        )
+    limit = model.encodings[0].max_length
+    if isinstance(limit, int) and limit < longest:
+        raise ContextLengthExceeded(trial.plugin.name, limit, longest)
+
+
+def claim(folder: Path, study: StudyConfig) -> None:
+    """Makes the folder this study's own, or refuses it.
+
+    Raises:
+        UserError: the folder holds another study, or files that are no study's.
+        StorageError: it cannot be written.
+    """
+    mine = to_plain(study)
+    known = folder / IDENTITY
+    if known.is_file():
+        theirs = read_identity(folder)
+        if differences := _differences(_settings(theirs), _settings(mine)):
+            raise UserError(
+                f"folder '{folder}' belongs to another study ({'; '.join(differences[:3])}): "
+                "choose another with --out, or remove it"
+            )
+    elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"folder '{folder}' holds something that is no study: choose another with --out")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(known, json.dumps(mine, indent=1, sort_keys=True).encode())
+    except OSError as error:
+        raise StorageError(f"folder '{folder}' cannot be written: {error.strerror}") from error
+
+
+def read_identity(folder: Path) -> dict[str, Any]:
+    """The plain StudyConfig that a study folder holds."""
+    try:
+        return json.loads((folder / IDENTITY).read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(f"folder '{folder}' is no study's: it has no readable {IDENTITY} ({error})") from None
+
+
+def _settings(plain: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in plain.items() if name not in GRID}
+
+
+def _differences(theirs: Any, mine: Any, path: str = "") -> list[str]:
+    if isinstance(theirs, dict) and isinstance(mine, dict):
+        return [
+            told
+            for name in sorted(theirs.keys() | mine.keys())
+            for told in _differences(theirs.get(name), mine.get(name), f"{path}.{name}" if path else name)
+        ]
+    return [] if theirs == mine else [f"{path} is {theirs} there and {mine} here"]
+
+
+def run(plan: Plan, store: Store, *, jobs: int, tracker: Tracker, watch: Watch) -> dict[str, Record]:
+    """Runs the trials that the store lacks and those that failed before; returns all records by fingerprint."""
+    from posbench.execute import execute
+
+    records = stored(plan.trials, store)
+    missing = [
+        trial
+        for trial in plan.trials
+        if trial.fingerprint not in records or records[trial.fingerprint].status == "failed"
+    ]
+    planned = len(plan.trials)
+    done = planned - len(missing)
+    for record in records.values():
+        if record.status != "failed":
+            tracker.trial(record, {})
+    for record in execute(missing, store.root, jobs):
+        done += 1
+        records[record.fingerprint] = record
+        tracker.trial(record, {})
+        watch(done, planned, record)
+    return records
+
+
+def stored(trials: Sequence[Trial], store: Store) -> dict[str, Record]:
+    """The records that the store has, under the labels that this study uses."""
+    records = {}
+    for trial in trials:
+        if store.has(trial.fingerprint):
+            record = store.load(trial.fingerprint)
+            records[trial.fingerprint] = Record(**{**vars(record), "label": trial.config.encoding.label})
+    return records

@@ -1,0 +1,140 @@
+"""The contract suite, for built-in encodings and for anyone's own: `check_encoding` and `truth_table`.
+
+    from posbench.testing import check_encoding
+    assert all(verdict.passed for verdict in check_encoding(MyEncoding))
+
+Every check is a small function that measures an error (posbench.properties for one attention layer, posbench.guarantees
+for what models rely on). What the encoding declares decides whether that error must be small, or visibly large.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from posbench import guarantees, properties
+from posbench.config import Scalar
+from posbench.contract import VISIBLE, Check, Verdict
+from posbench.encoding import Encoding
+from posbench.errors import UserError
+from posbench.options import build_options
+from posbench.probe import Shape, Subject, isolated
+from posbench.registry import ENCODINGS
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+__all__ = ["CHECKS", "VISIBLE", "Check", "TruthTable", "Verdict", "check_encoding", "truth_table"]
+
+
+def _order(check: Check) -> tuple[int, str]:
+    number, suffix = re.fullmatch(r"P(\d+)(\w*)", check.name).groups()  # type: ignore[union-attr]
+    return int(number), suffix
+
+
+CHECKS: tuple[Check, ...] = tuple(sorted(
+    (value for module in (guarantees, properties) for value in vars(module).values() if isinstance(value, Check)),
+    key=_order,
+))
+
+
+def check_encoding(encoding: str | type[Encoding], options: Mapping[str, Scalar] | None = None) -> list[Verdict]:
+    """Every check that applies, in an encoder and in a decoder.
+
+    Args:
+        encoding: a name, the path of a file that ends with '.py', or the class itself.
+        options: those that differ from the defaults; texts are converted as on the command line.
+
+    Returns:
+        One verdict for each check and kind of model. A plugin's fault, whatever it raises, is a failed verdict.
+
+    Raises:
+        UserError: an unknown name, a file that cannot be imported, something else than an encoding, a wrong option.
+    """
+    name = encoding if isinstance(encoding, str) else encoding.__name__.lower()
+    cls = ENCODINGS.load(encoding).value if isinstance(encoding, str) else encoding
+    if not (isinstance(cls, type) and issubclass(cls, Encoding)):
+        raise UserError(f"encoding '{name}': {cls!r} is no subclass of posbench.encoding.Encoding: derive it from that")
+    config = build_options(name, cls, options)
+    shapes: tuple[Shape, ...] = ("decoder",) if cls.needs_causal else ("encoder", "decoder")
+    for shape in shapes:
+        try:
+            with isolated():
+                Subject(cls, config, shape)
+        except UserError:
+            raise  # options that do not fit together: told once, and not by every check
+        except Exception:
+            break  # the plugin's fault, which the verdicts tell
+    return [check.judge(cls, config, shape)
+            for shape in shapes for check in CHECKS if shape in check.shapes and check.applies(cls)]
+
+
+@dataclass(frozen=True)
+class TruthTable:
+    """What encodings declare and what was measured.
+
+    Attributes:
+        columns: names of the checks.
+        rows: for each encoding its name and a cell for each check. '✓' holds and '✗' does not, as declared; '-' has no
+            meaning there; where they disagree, the cell is 'declared→measured', '?' being a check that broke down.
+        titles: what each check is about.
+        faults: one line for each failed verdict.
+    """
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    titles: tuple[str, ...]
+    faults: tuple[str, ...]
+
+    def markdown(self) -> str:
+        """A table, the legend and the faults, as Markdown."""
+        lines = ["| encoding | " + " | ".join(self.columns) + " |", "|---|" + ":-:|" * len(self.columns)]
+        lines += ["| " + " | ".join(f"**{cell}**" if "→" in cell else cell for cell in row) + " |" for row in self.rows]
+        lines += ["", self.legend, *([""] if self.faults else []), *(f"- {fault}" for fault in self.faults)]
+        return "\n".join(lines) + "\n"
+
+    def rich(self) -> Table:
+        """For a terminal of 120 columns or more; legend and faults are printed apart."""
+        from rich import box
+        from rich.table import Table
+        from rich.text import Text
+
+        colours = {"✓": "green", "✗": "yellow", "-": "dim"}
+        table = Table(box=box.SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
+        table.add_column("encoding", no_wrap=True)
+        for name in self.columns:
+            table.add_column(name, justify="center", no_wrap=True)
+        for name, *cells in self.rows:
+            table.add_row(Text(name), *(Text(cell, style=colours.get(cell, "bold white on red")) for cell in cells))
+        return table
+
+    @property
+    def legend(self) -> str:
+        """The titles of the columns in one paragraph."""
+        return "; ".join(f"{name} {title}" for name, title in zip(self.columns, self.titles, strict=True)) + "."
+
+
+def truth_table(results: Mapping[str, Sequence[Verdict]]) -> TruthTable:
+    """Verdicts by encoding as a table: rows are encodings, columns checks, each cell over encoder and decoder."""
+    made = {verdict.check for verdicts in results.values() for verdict in verdicts}
+    checks = [check for check in CHECKS if check.name in made]
+    rows, faults = [], []
+    for name, verdicts in results.items():
+        rows.append((name, *(_cell([v for v in verdicts if v.check == check.name]) for check in checks)))
+        faults += [f"{name}, {v.shape}, {v.check} {v.title}: {v.reason}" for v in verdicts if not v.passed]
+    names, titles = (tuple(getattr(check, field) for check in checks) for field in ("name", "title"))
+    return TruthTable(names, tuple(rows), titles, tuple(faults))
+
+
+def _cell(verdicts: list[Verdict]) -> str:
+    if not verdicts:
+        return "-"
+    worst = next((verdict for verdict in verdicts if not verdict.passed), verdicts[0])
+    declared = "✓" if worst.declared else "✗"
+    if worst.passed:
+        return declared
+    if worst.measured != worst.measured:
+        return f"{declared}→?"
+    return f"{declared}→{'✓' if worst.measured <= worst.tolerance else '✗'}"

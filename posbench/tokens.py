@@ -1,0 +1,154 @@
+"""From texts to padded token ids, and from rows to batches of similar length."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from posbench.errors import UserError
+from posbench.seeds import numpy_generator
+
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+PAD, CLS, SEP = "[PAD]", "[CLS]", "[SEP]"
+# Batches are cut from windows of this many batches, sorted by length inside: little padding, and still random.
+WINDOW = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Encoded:
+    """One split as arrays. N rows, L tokens of the longest row.
+
+    Attributes:
+        ids: (N, L) int32, padded on the right.
+        types: (N, L) int8, which text of a pair a token belongs to.
+        lengths: (N,) int64 real tokens of each row, special tokens included.
+        labels: (N,) int64 classes or float32 numbers.
+        cut: rows that lost tokens to the length limit.
+    """
+
+    ids: np.ndarray
+    types: np.ndarray
+    lengths: np.ndarray
+    labels: np.ndarray
+    cut: int
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+
+def trained_tokenizer(kind: str, texts: Iterable[str], vocabulary: int) -> Tokenizer:
+    """A tokenizer from the training rows alone: 'wordpiece' (lower case, as BERT's) or 'bpe' (bytes, as GPT-2's)."""
+    trainer: trainers.Trainer
+    if kind == "wordpiece":
+        tokenizer = _bert_like(models.WordPiece(unk_token="[UNK]"))
+        trainer = trainers.WordPieceTrainer(vocab_size=vocabulary, special_tokens=list(SPECIAL), show_progress=False)
+    elif kind == "bpe":
+        tokenizer = Tokenizer(models.BPE())
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+        tokenizer.decoder = decoders.ByteLevel()
+        trainer = trainers.BpeTrainer(
+            vocab_size=vocabulary,
+            special_tokens=list(SPECIAL),
+            show_progress=False,
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        )
+    else:
+        raise UserError(f"tokenizer '{kind}': give 'wordpiece', 'bpe' or the path of a vocabulary file")
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+def tokenizer_from_file(path: Path) -> Tokenizer:
+    """A vocabulary that the user brings: a WordPiece list (vocab.txt, one token a line) or a tokenizer.json."""
+    if not path.is_file():
+        raise UserError(
+            f"tokenizer file '{path}' does not exist: give 'wordpiece', 'bpe' or the path of a vocabulary file"
+        )
+    if path.suffix == ".json":
+        try:
+            tokenizer = Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises plain Exception for a malformed file
+            raise UserError(f"tokenizer file '{path}' cannot be read: {error}") from None
+    else:
+        tokens = path.read_text(encoding="utf-8").replace("\r\n", "\n").removesuffix("\n").split("\n")
+        tokenizer = _bert_like(
+            models.WordPiece({token: index for index, token in enumerate(tokens)}, unk_token="[UNK]")
+        )
+    missing = [token for token in (PAD, CLS, SEP) if tokenizer.token_to_id(token) is None]
+    if missing:
+        raise UserError(f"tokenizer file '{path}' lacks {', '.join(missing)}: add them to the vocabulary")
+    return tokenizer
+
+
+def _bert_like(model: models.Model) -> Tokenizer:
+    tokenizer = Tokenizer(model)
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    return tokenizer
+
+
+def encode(
+    tokenizer: Tokenizer, texts: Sequence[tuple[str, ...]], labels: Sequence[float], max_length: int, *, whole: bool
+) -> Encoded:
+    """[CLS] a [SEP] or [CLS] a [SEP] b [SEP] for each row, padded on the right.
+
+    Where a row is longer than max_length its longer text loses its end, token by token, until the row fits; so both
+    texts of a pair keep something.
+
+    Args:
+        whole: labels are class indices and not numbers.
+    """
+    cls, sep, pad = (tokenizer.token_to_id(token) for token in (CLS, SEP, PAD))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{CLS} $A {SEP}", pair=f"{CLS} $A {SEP} $B:1 {SEP}:1", special_tokens=[(CLS, cls), (SEP, sep)]
+    )
+    pairs = [row if len(row) == 2 else row[0] for row in texts]
+    full = np.array([len(encoding.ids) for encoding in tokenizer.encode_batch(pairs)])
+    tokenizer.enable_truncation(max_length, strategy="longest_first")
+    encodings = tokenizer.encode_batch(pairs)
+    lengths = np.array([len(encoding.ids) for encoding in encodings], dtype=np.int64)
+    ids = np.full((len(lengths), lengths.max()), pad, dtype=np.int32)
+    types = np.zeros_like(ids, dtype=np.int8)
+    for row, encoding in enumerate(encodings):
+        ids[row, : lengths[row]] = encoding.ids
+        types[row, : lengths[row]] = encoding.type_ids
+    return Encoded(
+        ids=ids,
+        types=types,
+        lengths=lengths,
+        cut=int((full > lengths).sum()),
+        labels=np.asarray(labels, dtype=np.int64 if whole else np.float32),
+    )
+
+
+def training_batches(lengths: np.ndarray, batch_size: int, seed: int) -> Iterator[np.ndarray]:
+    """Row indices of one batch after the other, without end, each pass over the rows in another order.
+
+    Rows of similar length stand together. The order depends on the seed and the pass alone, so that all encodings
+    see the same rows in the same order.
+    """
+    passes = 0
+    while True:
+        random = numpy_generator(seed, "order", passes)
+        order = random.permutation(len(lengths))
+        batches = []
+        for start in range(0, len(order), WINDOW * batch_size):
+            window = order[start : start + WINDOW * batch_size]
+            window = window[np.argsort(lengths[window], kind="stable")]
+            batches += [window[at : at + batch_size] for at in range(0, len(window), batch_size)]
+        for index in random.permutation(len(batches)):
+            yield batches[index]
+        passes += 1
+
+
+def scoring_batches(lengths: np.ndarray, batch_size: int) -> Iterator[np.ndarray]:
+    """Row indices of every row exactly once, rows of similar length together."""
+    order = np.argsort(lengths, kind="stable")
+    yield from (order[at : at + batch_size] for at in range(0, len(order), batch_size))

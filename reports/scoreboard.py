@@ -1,0 +1,289 @@
+"""The ablation table: encodings down, tasks across; first the scores, then what can be said of their differences."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Sequence
+from functools import partial
+
+import pandas as pd
+
+from posbench import plots
+from posbench.cells import Column
+from posbench.comparison import ALL_TASKS, Comparison, Difference, compare
+from posbench.errors import UserError
+from posbench.report import Document, Figure, Report, StudyResults
+from posbench.results import STATUSES
+from posbench.tables import Table
+
+STATED = ("suite", "preset", "data source", "machine", "threads", "versions")
+"""Facts that a reader needs and only the caller knows; one that is not given is printed as such."""
+
+NONE = "-"
+"""In place of a number that does not exist."""
+
+
+class Scoreboard(Report):
+    """Quality, differences, ranks, costs, and everything that did not run."""
+
+    name = "scoreboard"
+
+    def document(self, context: StudyResults) -> Document:
+        if context.frame.empty:
+            raise UserError(f"report {self.name}: the study has no trials; run it first")
+        comparison = compare(context.frame, baseline=context.baseline, alpha=context.alpha)
+        # Tables and figures are copied out of their page, so each says on how many trials it rests, and on what data.
+        note = "Generated data." if _generated(context) else ""
+        common = tuple(filter(None, (_counted(context.frame), note)))
+        parts: list[Table | Figure] = [_quality(comparison, common)]
+        if comparison.differences:
+            parts.append(_differences(comparison, common))
+        if comparison.ranking is not None:
+            parts += [_ranks(comparison, common), Figure(title="Average ranks", name="ranks",
+                                                         draw=partial(plots.rank_plot, comparison, note=note))]
+        parts += [_costs(context.costs, comparison.encodings), _ran(context.frame)]
+        parts += [*_broken(context.frame), _columns(comparison.columns)]
+        if not context.curves.empty:
+            parts.append(Figure(title="Learning curves", name="curves",
+                                draw=partial(plots.learning_curves, context.curves, note=note)))
+        return Document(title=context.title, header=_header(context, comparison),
+                        warnings=_warnings(context, comparison), parts=tuple(parts))
+
+    def data(self, context: StudyResults) -> dict[str, pd.DataFrame]:
+        comparison = compare(context.frame, baseline=context.baseline, alpha=context.alpha)
+        return {"tidy": context.frame, "comparisons": comparison.table()}
+
+
+def _generated(context: StudyResults) -> bool:
+    return "generated" in str(context.header.get("data source", "")).lower()
+
+
+def _counted(frame: pd.DataFrame) -> str:
+    counts = _by_status(frame).sum()
+    return f"Of {counts.sum()} planned trials: {', '.join(f'{counts[status]} {status}' for status in STATUSES)}."
+
+
+def _by_status(frame: pd.DataFrame) -> pd.DataFrame:
+    """Number of trials, one row an encoding, one column a status; a trial counts once, by the worst of its rows."""
+    severity = {status: place for place, status in enumerate(STATUSES)}
+    worst = frame.assign(severity=frame["status"].map(severity)).groupby(
+        ["encoding", "task", "seed"], sort=False, dropna=False)["severity"].max().reset_index()
+    counts = pd.DataFrame(0, index=list(dict.fromkeys(worst["encoding"])), columns=list(STATUSES))
+    for encoding, place in zip(worst["encoding"], worst["severity"], strict=True):
+        counts.loc[encoding, STATUSES[place]] += 1
+    return counts
+
+
+def _header(context: StudyResults, comparison: Comparison) -> tuple[tuple[str, str], ...]:
+    given = {name: str(text) for name, text in context.header.items()}
+    facts = [(name, given.pop(name, "not stated")) for name in STATED]
+    columns = [column for column in comparison.columns if column.label != ALL_TASKS]
+    splits: dict[str, list[str]] = {}
+    for column in columns:
+        splits.setdefault(column.split or "unknown split", []).append(column.label)
+    seeds = sorted({seed for column in columns for seed in column.planned})
+    family = len(comparison.encodings) - 1
+    return (
+        *facts,
+        *given.items(),
+        ("splits", "; ".join(f"{split}: {', '.join(labels)}" for split, labels in splits.items())),
+        ("seeds", f"{', '.join(map(str, seeds))} (n = {len(seeds)}), the same for every encoding, and paired"),
+        ("baseline", comparison.baseline or f"none ('{context.baseline}' is not in the study)"),
+        ("family", f"in each column the {family} comparisons with the baseline, corrected after Holm to "
+                   f"{comparison.alpha:g}; columns are not corrected for one another"),
+        ("intervals", "Student-t, 95 %, over seeds; not adjusted for the number of comparisons"),
+        ("test", "paired sign-flip permutation test, two-sided"),
+    )
+
+
+def _warnings(context: StudyResults, comparison: Comparison) -> tuple[str, ...]:
+    lines = list(comparison.notes)
+    if _generated(context):
+        lines.insert(0, "The data are generated: the scores say nothing of data sets whose names the tasks bear.")
+    if comparison.differences:
+        seeds = min((len(column.run) for column in comparison.columns), default=0)
+        if seeds < comparison.needed:
+            comparisons = len(comparison.encodings) - 1
+            lines.append(f"With {seeds} seeds no single task can show a difference at {comparison.alpha:g} after "
+                         f"{comparisons} comparisons, however large it is: {comparison.needed} seeds are needed, "
+                         f"{comparison.needed - seeds} more.")
+    return tuple(lines)
+
+
+def _quality(comparison: Comparison, common: tuple[str, ...]) -> Table:
+    columns = comparison.columns
+    ranks = comparison.ranking.average if comparison.ranking else {}
+    rows = []
+    for encoding in comparison.encodings:
+        cells = [_score(comparison, encoding, column) for column in columns]
+        rows.append((encoding, *cells, *([f"{ranks[encoding]:.2f}"] if ranks else [])))
+    notes = ["Mean ± half of its 95 % t interval over seeds. A cell with a seed that has no score shows what happened, "
+             "and no mean over the seeds that are left."]
+    if any(cell.counts["degenerate"] and cell.estimate for cell in comparison.cells.values()):
+        notes.append("† Some of these trials are degenerate, such as one that predicts one class throughout; they are "
+                     "in the mean.")
+    if any(column.label == ALL_TASKS for column in columns):
+        notes.append("All tasks: for each seed the unweighted mean over tasks, a task with several columns counted "
+                     "once; the interval is over seeds and says nothing of other tasks.")
+    if ranks:
+        notes.append("Rank: average over tasks, 1 is best; a cell without a mean ranks last.")
+    return Table(title="Quality", columns=("encoding", *map(_head, columns), *(["rank\n↓"] if ranks else [])),
+                 rows=tuple(rows), notes=(*notes, *common))
+
+
+def _differences(comparison: Comparison, common: tuple[str, ...]) -> Table:
+    columns = comparison.columns
+    others = [encoding for encoding in comparison.encodings if encoding != comparison.baseline]
+    rows = [(encoding, *(_change(comparison, encoding, column) for column in columns)) for encoding in others]
+    detectable = tuple(_number(comparison.detectable[column.label], _digits(comparison, column)) for column in columns)
+    pairs = tuple(_span([len(entry.pairs) for entry in (comparison.differences[name, column.label] for name in others)
+                        if entry.pairs]) for column in columns)
+    notes = ["Encoding minus baseline, paired by seed, ± half of the 95 % t interval of the difference.",
+             f"Detectable: the smallest true difference that a paired t test would find with power 0.8 at alpha = "
+             f"{comparison.alpha:g} / {len(others)}, from the column's pooled deviation of differences."]
+    if any(_decided(entry) for entry in comparison.differences.values()):
+        notes.append("p: sign-flip test, adjusted after Holm; given where there are pairs enough to reach alpha. "
+                     f"* p ≤ {comparison.alpha:g}.")
+    if any(column.label == ALL_TASKS for column in columns):
+        notes.append("All tasks: pairs are (task, seed), taken as independent. Where tasks of one seed start from one "
+                     "checkpoint they are not, and this p is too small.")
+    notes.append("Uncorrected p, all counts and verdicts: comparisons.csv.")
+    return Table(title=f"Difference to '{comparison.baseline}'", columns=("encoding", *map(_head, columns)),
+                 rows=tuple(rows), footer=(("detectable", *detectable), ("pairs", *pairs)), notes=(*notes, *common))
+
+
+def _ranks(comparison: Comparison, common: tuple[str, ...]) -> Table:
+    ranking = comparison.ranking
+    assert ranking is not None
+    order = sorted(ranking.average, key=lambda name: ranking.average[name])
+    place = {name: index for index, name in enumerate(ranking.average)}
+    heads = ["encoding", "average rank"]
+    rows = [[name, f"{ranking.average[name]:.2f}"] for name in order]
+    if ranking.control is not None:
+        heads += [f"z against '{comparison.baseline}'", "p (Holm)"]
+        for row in rows:
+            z, p = ranking.control.z[place[row[0]]], ranking.control.p_holm[place[row[0]]]
+            row += [NONE if math.isnan(z) else f"{z:+.2f}", NONE if math.isnan(p) else _p(p)]
+    test = ranking.friedman
+    notes = (f"Friedman over {test.n} tasks: chi² = {test.chi2:.2f}, Iman-Davenport F = {test.f:.2f}, "
+             f"p {_compared(test.p)} ({test.form}). Critical difference {ranking.critical_difference:.2f} "
+             f"(Nemenyi, {comparison.alpha:g}).",
+             "z is negative where the encoding ranks better than the baseline.", *common)
+    return Table(title="Ranks over tasks", columns=tuple(heads), rows=tuple(map(tuple, rows)), notes=notes)
+
+
+def _costs(costs: pd.DataFrame, encodings: Sequence[str]) -> Table:
+    known = {row.encoding: row for row in costs.itertuples()}
+    rows = []
+    for encoding in encodings:
+        row = known.get(encoding)
+        rows.append((encoding, *(_amount(getattr(row, name, None), scale, form) for name, scale, form in (
+            ("parameters", 1, "{:,.0f}"), ("flops", 1, "{:.3g}"), ("step_seconds", 1e3, "{:.1f}"),
+            ("step_ratio", 1, "{:.2f}"), ("peak_memory", 2**-20, "{:,.0f}")))))
+    return Table(title="Cost", columns=("encoding", "parameters", "FLOPs of a training", "step, ms", "step / nope",
+                                        "peak memory, MiB"), rows=tuple(rows),
+                 notes=("Step / nope: step time over that of nope in the same study, on the machine above.",))
+
+
+def _ran(frame: pd.DataFrame) -> Table:
+    counts = _by_status(frame)
+    total = counts.sum()
+    rows = tuple((str(encoding), str(row.sum()), *map(str, row)) for encoding, row in counts.iterrows())
+    return Table(title="Trials", columns=("encoding", "planned", *STATUSES), rows=rows,
+                 footer=(("total", str(total.sum()), *map(str, total)),))
+
+
+def _broken(frame: pd.DataFrame) -> list[Table]:
+    trials = frame[frame["status"] != "done"].fillna({"reason": "no reason given"})
+    if trials.empty:
+        return []
+    rows = []
+    for key, own in trials.groupby(["encoding", "task", "status", "reason"], sort=False, dropna=False):
+        encoding, task, status, reason = map(str, key)
+        seeds = ", ".join(map(str, sorted(set(own["seed"]))))
+        rows.append((encoding, task, seeds, status, textwrap.shorten(reason, 300, placeholder=" ...")))
+    return [Table(title="Trials that are not done", columns=("encoding", "task", "seeds", "status", "reason"),
+                  rows=tuple(rows), texts=(1, 2, 3, 4))]
+
+
+def _columns(columns: Sequence[Column]) -> Table:
+    heads = ("column", "task", "split", "length", "metric", "better", "examples", "seeds run")
+    rows = tuple((column.label, column.task, column.split or NONE, str(column.length or NONE), column.metric or NONE,
+                  "higher" if column.higher_is_better else "lower", _span(column.examples),
+                  f"{len(column.run)} of {len(column.planned)}") for column in columns if column.label != ALL_TASKS)
+    return Table(title="Columns", columns=heads, rows=rows, texts=(1, 2, 4, 5))
+
+
+def _head(column: Column) -> str:
+    name = column.label.replace("-", "-\n", 1) if len(column.label) > 12 else column.label
+    arrow = "↑" if column.higher_is_better else "↓"
+    return f"{name}\n{'mean' if column.label == ALL_TASKS else column.metric or ''} {arrow}"
+
+
+def _score(comparison: Comparison, encoding: str, column: Column) -> str:
+    cell = comparison.cells[encoding, column.label]
+    if cell.estimate is None:
+        return _trouble(cell.trouble)
+    digits = _digits(comparison, column)
+    mark = "†" if cell.counts["degenerate"] else ""  # in front, so that the digits stay below one another
+    half = f" ±{_number(cell.estimate.half_width, digits)}" if cell.estimate.n > 1 else ""
+    return f"{mark}{_number(cell.estimate.mean, digits)}{half}"
+
+
+def _change(comparison: Comparison, encoding: str, column: Column) -> str:
+    entry = comparison.differences[encoding, column.label]
+    if entry.estimate is None:
+        return _trouble(entry.verdict.removeprefix("not compared: "))
+    digits = _digits(comparison, column)
+    half = f" ±{_number(entry.estimate.half_width, digits)}" if entry.estimate.n > 1 else ""
+    text = f"{_number(entry.estimate.mean, digits, sign=True)}{half}"
+    if _decided(entry):
+        text += f"\np {_compared(entry.p_holm)}{' *' if entry.p_holm <= comparison.alpha else ''}"
+    return text
+
+
+def _decided(entry: Difference) -> bool:
+    return entry.estimate is not None and not entry.verdict.startswith("needs")
+
+
+def _trouble(text: str) -> str:
+    """On lines of its own, so that a long reason does not widen its column."""
+    return textwrap.fill(text, 11)
+
+
+def _digits(comparison: Comparison, column: Column) -> int:
+    """Decimals of a column: scores up to 1 have three and no zero before the point, larger ones two or one."""
+    largest = max((abs(value) for encoding in comparison.encodings
+                   for value in comparison.cells[encoding, column.label].values.values()), default=0.0)
+    return 3 if largest <= 1 else 2 if largest < 1000 else 1
+
+
+def _number(value: float, digits: int, *, sign: bool = False) -> str:
+    if not math.isfinite(value):
+        return NONE
+    text = f"{value:+.{digits}f}" if sign else f"{value:.{digits}f}"
+    if digits == 3:
+        text = text.replace("0.", ".", 1) if text.lstrip("+-").startswith("0.") else text
+    return text
+
+
+def _p(value: float) -> str:
+    return "< .001" if value < 0.001 else f"{value:.3f}".replace("0.", ".", 1)
+
+
+def _compared(value: float) -> str:
+    return _p(value) if value < 0.001 else f"= {_p(value)}"
+
+
+def _span(counts: Sequence[int]) -> str:
+    known = sorted(set(counts))
+    return NONE if not known else str(known[0]) if len(known) == 1 else f"{known[0]} to {known[-1]}"
+
+
+def _amount(value: object, scale: float, form: str) -> str:
+    return NONE if not isinstance(value, int | float) or math.isnan(value) else form.format(value * scale)
+
+
+REPORT = Scoreboard()
+"""Found by this name."""

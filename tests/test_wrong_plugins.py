@@ -1,0 +1,366 @@
+"""Encodings with one deliberate fault each: the contract must find it, and say what it is."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from posbench import maths
+from posbench.encoding import Encoding, Paper, Properties
+from posbench.registry import ENCODINGS
+from posbench.testing import check_encoding
+
+
+class Sound(Encoding):
+    """A relative bias without fault; each wrong plugin changes one thing."""
+
+    paper = Paper(title="A title", arxiv="2108.12409", equations="1")
+    properties = Properties(reversal=True, shift=True)
+
+    def offset_bias(self, distance):
+        return -torch.ones(self.dimensions.heads, 1) * distance.abs()
+
+
+class Rotary(Sound):
+    """A rotation without fault."""
+
+    properties = Properties(shift=True)
+    offset_bias = Encoding.offset_bias
+
+    def rotate(self, x, at, side):
+        return self.turn(x, at.q if side == "query" else at.k) if side in ("query", "key") else x
+
+    def turn(self, x, positions):
+        angles = maths.angles(positions, maths.inverse_frequencies(x.shape[-1], 10000.0))[:, None]
+        return maths.rotate(x, angles.cos().to(x.dtype), angles.sin().to(x.dtype), "half")
+
+
+class Absolute(Sound):
+    """An absolute table without fault."""
+
+    properties = Properties(norm=False, single_key=False)
+    offset_bias = Encoding.offset_bias
+
+    def embed(self, x, at):
+        return x + maths.sinusoids(at.q, x.shape[-1]).to(x.dtype)
+
+
+@pytest.mark.parametrize("cls", [Sound, Rotary, Absolute])
+def test_the_models_of_the_wrong_plugins_are_right(cls):
+    assert not [(v.check, v.shape, v.reason) for v in check_encoding(cls) if not v.passed]
+
+
+class MeanOfAll(Absolute):
+    def embed(self, x, at):
+        return super().embed(x, at) + x.mean(1, keepdim=True)
+
+
+class NextToken(Sound):
+    def scores(self, q, k, at):
+        return (q @ k.transpose(-1, -2)).roll(-1, dims=-1)
+
+
+class TotalLength(Sound):
+    def bias(self, at):
+        return Encoding.bias(self, at) / at.length
+
+
+class InPlace(Absolute):
+    def embed(self, x, at):
+        return x.add_(maths.sinusoids(at.q, x.shape[-1]).to(x.dtype))
+
+
+class MovesPositions(Sound):
+    def bias(self, at):
+        bias = Encoding.bias(self, at)
+        at.k.add_(1)
+        return bias
+
+
+class Remembers(Sound):
+    longest = 1
+
+    def offset_bias(self, distance):
+        self.longest = max(self.longest, len(distance))
+        return super().offset_bias(distance) / self.longest
+
+
+class Noisy(Sound):
+    def offset_bias(self, distance):
+        return super().offset_bias(distance) + torch.randn(self.dimensions.heads, 1)
+
+
+class NumpyNoise(Sound):
+    def offset_bias(self, distance):
+        return super().offset_bias(distance) * (1 + np.random.rand())
+
+
+class DrawsAndForgets(Sound):
+    def offset_bias(self, distance):
+        random.random()
+        return super().offset_bias(distance)
+
+
+class StorageRotation(Rotary):
+    def rotate(self, x, at, side):
+        return self.turn(x, torch.arange(x.shape[-2])[None]) if side in ("query", "key") else x
+
+
+class QueriesTurnedLikeKeys(Rotary):
+    def rotate(self, x, at, side):
+        return self.turn(x, at.k) if side in ("query", "key") else x
+
+
+class StorageBias(Sound):
+    def bias(self, at):
+        distance = torch.arange(at.length)[None] - torch.arange(at.queries)[:, None]
+        return (-distance.abs().float()).expand(1, self.dimensions.heads, -1, -1)
+
+
+class StorageTable(Absolute):
+    def embed(self, x, at):
+        return x + maths.sinusoids(torch.arange(x.shape[1])[None], x.shape[-1]).to(x.dtype)
+
+
+class HalfAngles(Rotary):
+    def turn(self, x, positions):
+        frequencies = maths.inverse_frequencies(x.shape[-1], 10000.0)
+        angles = (positions[..., None].to(x.dtype) * frequencies.to(x.dtype))[:, None]
+        return maths.rotate(x, angles.cos(), angles.sin(), "half")
+
+
+class AlwaysHalfAngles(Rotary):
+    def turn(self, x, positions):
+        angles = (positions[..., None].bfloat16() * maths.inverse_frequencies(x.shape[-1], 10000.0).bfloat16())[:, None]
+        return maths.rotate(x, angles.cos().to(x.dtype), angles.sin().to(x.dtype), "half")
+
+
+class CastTable(Rotary):
+    def __init__(self, dimensions, config=None):
+        super().__init__(dimensions, config)
+        self.register_buffer("frequencies", torch.empty(dimensions.head_width // 2))
+
+    def initial(self, name, value, generator):
+        value.copy_(maths.inverse_frequencies(self.dimensions.head_width, 10000.0))
+
+    def turn(self, x, positions):
+        angles = maths.angles(positions, self.frequencies.double())[:, None]
+        return maths.rotate(x, angles.cos().to(x.dtype), angles.sin().to(x.dtype), "half")
+
+
+class LostTable(Sound):
+    def __init__(self, dimensions, config=None):
+        super().__init__(dimensions, config)
+        self.register_buffer("slope", torch.ones(dimensions.heads, 1), persistent=False)
+
+    def offset_bias(self, distance):
+        return -self.slope * distance.abs()
+
+
+class Stacked(Rotary):
+    embed = Absolute.embed
+
+
+class DrawsAtBirth(Sound):
+    def __init__(self, dimensions, config=None):
+        super().__init__(dimensions, config)
+        self.map = nn.Linear(1, dimensions.heads, bias=False)
+
+    @classmethod
+    def parameter_count(cls, dimensions, config):
+        return dimensions.heads
+
+    def offset_bias(self, distance):
+        return self.map(-distance.abs()[:, None].to(self.map.weight.dtype)).T
+
+
+class SeedsAtBirth(Sound):
+    def __init__(self, dimensions, config=None):
+        super().__init__(dimensions, config)
+        torch.manual_seed(0)
+
+
+class SeedsInForward(Sound):
+    def offset_bias(self, distance):
+        torch.manual_seed(0)
+        return super().offset_bias(distance)
+
+
+class InitialFromTheGlobalStream(Sound):
+    def __init__(self, dimensions, config=None):
+        super().__init__(dimensions, config)
+        self.slope = nn.Parameter(torch.empty(dimensions.heads, 1))
+
+    @classmethod
+    def parameter_count(cls, dimensions, config):
+        return dimensions.heads
+
+    def initial(self, name, value, generator):
+        value.normal_()
+
+    def offset_bias(self, distance):
+        return -self.slope * distance.abs()
+
+
+class DrawsInTraining(Sound):
+    def offset_bias(self, distance):
+        bias = super().offset_bias(distance)
+        return bias * (1 + torch.rand(1)) if self.training else bias
+
+
+class ChangesTheDefault(Sound):
+    def offset_bias(self, distance):
+        torch.set_default_dtype(torch.float64)
+        return super().offset_bias(distance)
+
+
+class Reshaped(Sound):
+    def offset_bias(self, distance):
+        return super().offset_bias(distance).T
+
+
+class RotatesToAnotherWidth(Rotary):
+    def turn(self, x, positions):
+        return super().turn(x, positions)[..., :-2]
+
+
+class WrongType(Rotary):
+    def turn(self, x, positions):
+        return super().turn(x, positions).half()
+
+
+class NotANumber(Sound):
+    def offset_bias(self, distance):
+        return super().offset_bias(distance) * (distance / distance).nan_to_num(0) + (distance / distance)
+
+
+class NotANumberFarOut(Sound):
+    def offset_bias(self, distance):
+        return torch.where(distance.abs() > 100, float("nan"), super().offset_bias(distance))
+
+
+class Miscounted(Sound):
+    @classmethod
+    def parameter_count(cls, dimensions, config):
+        return 7
+
+
+class ClaimsToShift(Absolute):
+    properties = replace(Absolute.properties, shift=True)
+
+
+class HidesThatItShifts(Sound):
+    properties = Properties(reversal=True)
+
+
+class ClaimsToBeBlind(Rotary):
+    properties = Properties(shift=True, reversal=True)
+
+
+class ClaimsToKeepLengths(Absolute):
+    properties = replace(Absolute.properties, norm=True)
+
+
+class ClaimsToRefuse(Sound):
+    properties = replace(Sound.properties, beyond="refused")
+
+
+class Dead(Sound):
+    def __init__(self, dimensions, config=None):
+        super().__init__(dimensions, config)
+        self.table = nn.Parameter(torch.empty(5))
+
+    @classmethod
+    def parameter_count(cls, dimensions, config):
+        return 5
+
+
+class Detached(InitialFromTheGlobalStream):
+    def initial(self, name, value, generator):
+        value.normal_(generator=generator)
+
+    def offset_bias(self, distance):
+        return -(self.slope + 0 * self.slope.detach() ** 2).detach() * distance.abs() + 0 * self.slope
+
+
+class WrongGradient(Detached):
+    def offset_bias(self, distance):
+        return -(self.slope + self.slope.detach() ** 2) * distance.abs()
+
+
+class FastFormDiffers(Sound):
+    def score_mod(self, at):
+        return lambda score, b, h, q, k: score + (q - k)
+
+
+class BatchMates(Absolute):
+    def embed(self, x, at):
+        return super().embed(x, at) - x.mean(0, keepdim=True)
+
+
+class Uncited(Encoding):
+    """No paper."""
+
+    properties = Sound.properties
+    offset_bias = Sound.offset_bias
+
+
+class Crashes(Sound):
+    def offset_bias(self, distance):
+        raise RuntimeError("out of\nideas")
+
+
+class BornDead(Sound):
+    def __init__(self, dimensions, config=None):
+        raise TypeError("no such thing")
+
+
+FAULTS = {  # class: a check that must fail, and a word of its reason
+    MeanOfAll: ("P6", "every encoding"), NextToken: ("P6", "every encoding"), TotalLength: ("P6b", "every encoding"),
+    InPlace: ("P10", "embed changes its input"), MovesPositions: ("P10", "bias changes its input"),
+    Remembers: ("P13", "a long input changes"), Noisy: ("P10", "random stream"), NumpyNoise: ("P10", "random stream"),
+    DrawsAndForgets: ("P10", "random stream"), StorageRotation: ("P9", "every encoding"),
+    QueriesTurnedLikeKeys: ("P9", "rotate returned"),
+    StorageBias: ("P9", "every encoding"), StorageTable: ("P4", "says that it does not hold"),
+    HalfAngles: ("P11", "every encoding"), AlwaysHalfAngles: ("P4", "properties.shift"), CastTable: ("P13", "bfloat16"),
+    LostTable: ("P13", "persistent buffer"), Stacked: ("P4", "properties.shift"), DrawsAtBirth: ("P24", "constructor"),
+    SeedsAtBirth: ("P24", "constructor"), SeedsInForward: ("P10", "random stream"),
+    InitialFromTheGlobalStream: ("P24", "`initial` draws"),
+    DrawsInTraining: ("P24", "training draws"), ChangesTheDefault: ("P10", "global switch"),
+    Reshaped: ("P6", "returned"), RotatesToAnotherWidth: ("P5", "rotate returned"), WrongType: ("P5", "float16"),
+    NotANumber: ("P15", "not finite"), NotANumberFarOut: ("P15", "not finite"),
+    Miscounted: ("P17", "says 7, the model has 0"),
+    ClaimsToShift: ("P4", "properties.shift"), HidesThatItShifts: ("P3", "says that it does not hold"),
+    ClaimsToBeBlind: ("P2", "properties.reversal"), ClaimsToKeepLengths: ("P5", "properties.norm"),
+    ClaimsToRefuse: ("P15", "properties.beyond"), Dead: ("P16", "no gradient reaches encodings.0.table"),
+    Detached: ("P16", "no gradient reaches encodings.0.slope"), WrongGradient: ("P16", "Jacobian"),
+    FastFormDiffers: ("P21", "every encoding"), BatchMates: ("P8", "a row alone differs"),
+    Uncited: ("P0", "cites no paper"),
+    Crashes: ("P6", "RuntimeError: out of ideas"), BornDead: ("P17", "TypeError: no such thing"),
+}
+
+
+@pytest.mark.parametrize("cls", FAULTS, ids=lambda cls: cls.__name__)
+def test_fault_is_found_and_told(cls):
+    check, word = FAULTS[cls]
+    failed = {verdict.check: verdict.reason for verdict in check_encoding(cls) if not verdict.passed}
+    assert check in failed, failed
+    assert word in failed[check], failed[check]
+    assert all("\n" not in reason and reason for reason in failed.values())
+
+
+def test_a_faulty_plugin_leaves_the_process_as_it_was():
+    before = torch.get_default_dtype(), torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tobytes()
+    for cls in (ChangesTheDefault, SeedsAtBirth, Noisy, NumpyNoise, DrawsAndForgets):
+        check_encoding(cls)
+    after = torch.get_default_dtype(), torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tobytes()
+    assert before[0] == after[0] and torch.equal(before[1], after[1]) and before[2:] == after[2:]
+
+
+def test_no_plugin_of_the_registry_is_among_the_faulty():
+    assert not {cls.__name__.lower() for cls in FAULTS} & set(ENCODINGS.found())
