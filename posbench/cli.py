@@ -95,11 +95,9 @@ def study(
     )
     broken = [record for record in records.values() if record.status in ("failed", "refused")]
     if broken:
-        say(
-            f"{len(broken)} of {len(plan.trials)} trials failed, the first: {broken[0].label}, {broken[0].config['task']}, "
-            f"seed {broken[0].config['seed']}: {broken[0].reason}",
-            error=True,
-        )
+        first = broken[0]
+        cell = f"{first.label}, {first.config['task']}, seed {first.config['seed']}"
+        say(f"{len(broken)} of {len(plan.trials)} trials failed, the first: {cell}: {first.reason}", error=True)
         raise typer.Exit(1)
 
 
@@ -173,8 +171,8 @@ def new_encoding(
     path = write(name, folder)
     shown = path if path.is_absolute() else f"./{path}"
     say(
-        f"{shown} written. Next: posbench check {shown}, then: posbench study glue --encodings nope,learned,rope,{shown} "
-        f"--out out/{name}"
+        f"{shown} written. Next: posbench check {shown}, then:\n"
+        f"posbench study glue --encodings nope,learned,rope,{shown} --out out/{name}"
     )
 
 

@@ -66,7 +66,8 @@ def unpacked(tag: str) -> dict[str, Any]:
 
 def _packed(name: str, state: dict[str, Any]) -> str:
     """The tag. A state too long for one loses its charts, which the page then makes itself, and then its columns."""
-    for lost in ((), ("compareRunCharts", "compareRunSections"), ("columnOrder", "columnWidths", "selectedColumns")):
+    charts, columns = ("compareRunCharts", "compareRunSections"), ("columnOrder", "columnWidths", "selectedColumns")
+    for lost in ((), charts, columns, ("groupsExpanded",)):
         for field in lost:
             state.pop(field)
         packed = base64.b64encode(zlib.compress(json.dumps(state, separators=(",", ":")).encode(), 9)).decode()

@@ -12,13 +12,13 @@ import numpy as np
 import pandas as pd
 
 from posbench import cost, environment, results
-from posbench.config import digest, to_plain
+from posbench.config import ModelConfig, digest, to_plain
 from posbench.plots import CURVE_COLUMNS
 from posbench.report import StudyResults
 from posbench.runner import head_of
 from posbench.store import Record, write_atomically
 from posbench.study import Plan
-from posbench.suite import Rows, Task
+from posbench.suite import Rows, Task, TaskData
 from posbench.trial import Trial, load_encoded, load_rows
 
 COSTS = "costs.json"
@@ -126,8 +126,7 @@ def _header(plan: Plan, records: Mapping[str, Record]) -> dict[str, str]:
         "versions": _all(
             ", ".join(f"{name} {number}" for name, number in record.facts["versions"].items()) for record in known
         ),
-        "model": f"{study.model.shape}, {study.model.layers} layers, {study.model.width} wide, {study.model.heads} heads, "
-        f"{study.model.norm}-norm, dropout {study.model.dropout:g}, from scratch",
+        "model": _model(study.model),
         "training": _training(plan),
         "selection": _selected(study.train.select),
     }
@@ -144,11 +143,7 @@ def _header(plan: Plan, records: Mapping[str, Record]) -> dict[str, str]:
     ]:
         header["notes on splits"] = "; ".join(notes)
     header["constant answer"] = (
-        "; ".join(
-            f"{task}{f' {split}' if len(data.scored) > 1 else ''} {constant_score(_tasks(plan)[task].task, data.splits['train'], data.splits[split]):.3f}"
-            for task, data in rows.items()
-            for split in data.scored
-        )
+        "; ".join(_constant(task, _tasks(plan)[task].task, data) for task, data in rows.items())
         + " (what the most frequent class or the mean of train scores)"
     )
     if cut := {task: share for task, trial in _tasks(plan).items() if (share := _cut(trial))}:
@@ -187,7 +182,7 @@ def _selected(select: str) -> str:
     return (
         "none: the last weights are scored"
         if select == "last"
-        else "the weights that scored best on validation; where validation is also what is reported, scores are optimistic"
+        else "the weights that scored best on validation; a score on validation itself is optimistic"
     )
 
 
@@ -202,8 +197,20 @@ def _cut(trial: Trial) -> str:
     return f"{cut} of {total} to {trial.config.data.max_length} tokens" if cut else ""
 
 
+def _constant(name: str, task: Task, data: TaskData) -> str:
+    scores = [f"{constant_score(task, data.splits['train'], data.splits[split]):.3f}" for split in data.scored]
+    return f"{name} {' / '.join(scores)}"
+
+
+def _model(model: ModelConfig) -> str:
+    return (
+        f"{model.shape}, {model.layers} layers, {model.width} wide, {model.heads} heads, {model.norm}-norm, "
+        f"dropout {model.dropout:g}, from scratch"
+    )
+
+
 def constant_score(task: Task, train: Rows, split: Rows) -> float:
-    """What the best constant answer scores: the most frequent class of the training rows or their mean; 0 if undefined."""
+    """What the most frequent class of the training rows, or their mean, scores as the only answer; 0 if undefined."""
     if task.kind == "classification":
         constant = Counter(train.labels).most_common(1)[0][0]
     else:

@@ -72,7 +72,7 @@ class Store:
         try:
             manifest = json.loads((folder / MANIFEST).read_text())
             return all(_hash((folder / name).read_bytes()) == known for name, known in manifest["files"].items())
-        except (OSError, ValueError, KeyError, AttributeError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return False
 
     def keep(self, record: Record, predictions: Mapping[str, np.ndarray]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +16,11 @@ from posbench.seeds import numpy_generator
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 PAD, CLS, SEP = "[PAD]", "[CLS]", "[SEP]"
-# Batches are cut from windows of this many batches, sorted by length inside: little padding, and still random.
-WINDOW = 16
+# Batches are cut from windows of this many batches, sorted by length inside: little padding, and still random. A wider
+# window would put the same rows of a small set together in every pass.
+WINDOW = 4
+# Characters that a trained WordPiece vocabulary knows; rarer ones become [UNK].
+ALPHABET = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,24 +47,42 @@ class Encoded:
 
 def trained_tokenizer(kind: str, texts: Iterable[str], vocabulary: int) -> Tokenizer:
     """A tokenizer from the training rows alone: 'wordpiece' (lower case, as BERT's) or 'bpe' (bytes, as GPT-2's)."""
-    trainer: trainers.Trainer
     if kind == "wordpiece":
-        tokenizer = _bert_like(models.WordPiece(unk_token="[UNK]"))
-        trainer = trainers.WordPieceTrainer(vocab_size=vocabulary, special_tokens=list(SPECIAL), show_progress=False)
-    elif kind == "bpe":
-        tokenizer = Tokenizer(models.BPE())
-        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
-        tokenizer.decoder = decoders.ByteLevel()
-        trainer = trainers.BpeTrainer(
-            vocab_size=vocabulary,
-            special_tokens=list(SPECIAL),
-            show_progress=False,
-            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        )
-    else:
+        return _trained_wordpiece(list(texts), vocabulary)
+    if kind != "bpe":
         raise UserError(f"tokenizer '{kind}': give 'wordpiece', 'bpe' or the path of a vocabulary file")
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=list(SPECIAL),
+        show_progress=False,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    )
     tokenizer.train_from_iterator(texts, trainer)
     return tokenizer
+
+
+def _trained_wordpiece(texts: Sequence[str], vocabulary: int) -> Tokenizer:
+    """The library numbers the inner characters ('##a') in another order in each process, and breaks ties by number.
+
+    Naming them first, sorted, makes the vocabulary depend on the texts alone. The model is then built anew from it, as
+    named tokens would be cut out of any text in which they stand.
+    """
+    tokenizer = _bert_like(models.WordPiece(unk_token="[UNK]"))
+    counts = Counter(itertools.chain.from_iterable(tokenizer.normalizer.normalize_str(text) for text in texts))
+    alphabet = sorted(sorted(char for char in counts if not char.isspace()), key=lambda char: -counts[char])
+    alphabet = sorted(alphabet[:ALPHABET])
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=vocabulary,
+        special_tokens=[*SPECIAL, *(f"##{char}" for char in alphabet)],
+        initial_alphabet=alphabet,
+        limit_alphabet=ALPHABET,
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return _bert_like(models.WordPiece(tokenizer.get_vocab(), unk_token="[UNK]"))
 
 
 def tokenizer_from_file(path: Path) -> Tokenizer:

@@ -1,18 +1,16 @@
-"""Where a study is told of its trials while it runs: nowhere, a file of JSON lines, or MLflow.
+"""The copy of a study in MLflow, for browsing.
 
-The store is the source of truth and every tracker a copy of it. No tracker ever stops a study: what it could not write
-is counted and told once at the end. Only this file imports mlflow, which takes seconds, and only when it is needed.
+This is the only file that imports mlflow, which takes seconds, and only when it is needed. Whatever goes wrong within
+it is counted and told once at the end: the store has the results, and the next call of the study fills the copy in.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import os
+import sqlite3
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +21,9 @@ from posbench.config import NAME
 from posbench.errors import UserError
 from posbench.mlflow_runs import Run
 from posbench.store import Record
+from posbench.tracker import JsonLines, Tracker
+
+__all__ = ["JsonLines", "MLflow", "Tracker"]
 
 DATABASE = "mlflow.db"
 ARTIFACTS = "mlartifacts"
@@ -31,6 +32,7 @@ PARAMS_A_CALL = 100
 POINTS_A_CALL = 900
 # A lock or a dead server costs seconds each time: after this many failures in a row the rest is left to the next study.
 PATIENCE = 3
+LOCKED_SECONDS = 2
 # MLflow's own defaults keep a caller for minutes when its server is gone.
 QUIET = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -39,56 +41,6 @@ QUIET = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
     "MLFLOW_LOGGING_LEVEL": "ERROR",
 }
-
-
-class Tracker:
-    """A copy of a study's trials. Every method does nothing unless a subclass says otherwise."""
-
-    def prepare(self) -> None:
-        """Called once by the coordinator before anything runs."""
-
-    def begin(self, study: str, description: str) -> None:
-        """A study starts or goes on; description says in a line or more what it compares."""
-
-    def trial(self, record: Record, files: Mapping[str, Path]) -> None:
-        """A trial has its result, now or from the store. To be called for every trial: a known one costs nothing."""
-
-    def summary(self, name: str, values: Mapping[str, float], files: Mapping[str, Path]) -> None:
-        """Numbers, tables and figures of the whole study, by metric name and by artifact path."""
-
-    def end(self) -> str:
-        """The study is over. Returns one line for the user about what could not be copied, empty when nothing."""
-        return ""
-
-
-class JsonLines(Tracker):
-    """One JSON line a trial, appended to a file; a line that is there already is not written again."""
-
-    def __init__(self, path: Path) -> None:
-        self.path, self.lost, self.reason = path, 0, ""
-        self.known: set[bytes] = set()
-
-    def begin(self, study: str, description: str) -> None:
-        if self.path.is_file():
-            self.known = {hashlib.sha256(line).digest() for line in self.path.read_bytes().splitlines()}
-
-    def trial(self, record: Record, files: Mapping[str, Path]) -> None:
-        # JSON has no NaN or infinity; they are kept as their names.
-        plain = json.loads(json.dumps(asdict(record), default=lambda value: value.item()), parse_constant=str)
-        plain["files"] = {name: str(path) for name, path in files.items()}
-        line = json.dumps(plain, sort_keys=True, allow_nan=False).encode()
-        if hashlib.sha256(line).digest() in self.known:
-            return
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            # Unbuffered, one write in append mode: lines of several writers do not mix.
-            with open(self.path, "ab", buffering=0) as file:
-                file.write(line + b"\n")
-        except OSError as error:
-            self.lost, self.reason = self.lost + 1, error.strerror or str(error)
-
-    def end(self) -> str:
-        return f"{self.path} incomplete: {self.lost} trials could not be written: {self.reason}" if self.lost else ""
 
 
 class MLflow(Tracker):
@@ -120,12 +72,12 @@ class MLflow(Tracker):
 
     def _forget(self) -> None:
         self.experiment: str | None = None
-        self.study = ""
         # By key: the runs that MLflow has of it, each with whether it is whole and what content it had.
         self.known: dict[str, list[tuple[str, bool, str]]] = {}
         self.records: dict[str, Record] = {}
         self.columns: tuple[dict[str, None], ...] = ({}, {}, {}, {})
         self.shown: dict[str, str] = {}
+        self.grows = False
         self.lost: set[str] = set()
         self.told: set[str] = set()
         self.failures, self.reason = 0, ""
@@ -141,7 +93,7 @@ class MLflow(Tracker):
             )
         failures, reason = self.failures, self.reason
         self._forget()
-        self.study, self.failures, self.reason = study, failures, reason
+        self.failures, self.reason = failures, reason
         self._try("the experiment", lambda: self._open(study, description))
 
     def trial(self, record: Record, files: Mapping[str, Path]) -> None:
@@ -150,7 +102,8 @@ class MLflow(Tracker):
         before = sum(map(len, self.columns))
         for known, names in zip(self.columns, ([record.label], *mlflow_runs.columns(record)), strict=True):
             known.update(dict.fromkeys(names))
-        if self.experiment is not None and sum(map(len, self.columns)) > before:
+        # A first call shows what there is so far; later ones keep the views until they have all trials again.
+        if self.grows and sum(map(len, self.columns)) > before:
             self._try("the view", self._show)
 
     def summary(self, name: str, values: Mapping[str, float], files: Mapping[str, Path]) -> None:
@@ -163,6 +116,8 @@ class MLflow(Tracker):
         for place, (label, records) in enumerate(sorted(labels.items())):
             colour = mlflow_runs.COLOURS[place % len(mlflow_runs.COLOURS)]
             self._put(f"encoding:{label}", partial(mlflow_runs.of_encoding, label, records, colour))
+        if self.experiment is not None and self.records:
+            self._try("the view", self._show)
         line = ""
         if self.lost:
             line = (
@@ -193,10 +148,23 @@ class MLflow(Tracker):
             told = str(error).strip() or type(error).__name__
             self.reason = f"{what}: {told.splitlines()[0][:300]}"
             return False
-        self.failures = 0
         return True
 
+    def _probe(self) -> None:
+        """Fails fast where MLflow would wait: 20 s a call for a locked database, 100 s for one it cannot open."""
+        if self.home is None or not (self.home / DATABASE).exists():
+            return
+        database = sqlite3.connect(self.home / DATABASE, timeout=LOCKED_SECONDS, isolation_level=None)
+        try:
+            database.execute("begin immediate")
+            database.execute("rollback")
+        finally:
+            database.close()
+
     def _client(self) -> Any:
+        if self.home and set(str(self.home)) & set("%?#"):
+            raise OSError(f"MLflow cannot keep its files in '{self.home}', whose name has one of % ? #")
+        self._probe()
         for name, value in QUIET.items():
             os.environ.setdefault(name, value)
         from mlflow import MlflowClient
@@ -216,6 +184,9 @@ class MLflow(Tracker):
                 os.link(Path(folder) / DATABASE, self.home / DATABASE)
             except FileExistsError:
                 pass
+            except OSError:
+                # A file system without links: a rename is as whole, but two at once are not told apart.
+                os.replace(Path(folder) / DATABASE, self.home / DATABASE)
 
     def _open(self, study: str, description: str) -> None:
         self._create_database()
@@ -235,7 +206,9 @@ class MLflow(Tracker):
             if found.lifecycle_stage == "deleted":
                 client.restore_experiment(self.experiment)
             self.shown = dict(found.tags)
-        if self.shown.get("mlflow.note.content") != description:
+        self.grows = mlflow_view.TAG + mlflow_view.MEANS not in self.shown
+        # Never over what somebody wrote there in the browser.
+        if "mlflow.note.content" not in self.shown:
             client.set_experiment_tag(self.experiment, "mlflow.note.content", description)
         token = None
         while True:
@@ -287,6 +260,7 @@ class MLflow(Tracker):
                 run.write_artifacts(Path(folder))
                 client.log_artifacts(identity, folder)
         client.set_terminated(identity, "FINISHED" if run.finished else "FAILED", ended)
+        self.failures = 0
         return identity
 
     def _show(self) -> None:

@@ -211,6 +211,18 @@ def test_matrices_decay_and_norms_biases_and_positions_do_not(name):
     assert all(key.endswith("bias") or "norm" in key or key.startswith("encodings.") for key in groups[1])
 
 
+def test_matrices_inside_an_encoding_do_not_decay():
+    class Inner(Encoding):
+        def __init__(self, dimensions, config=None):
+            super().__init__(dimensions, config)
+            self.map = torch.nn.Linear(2, 2)
+
+    config = ModelConfig(width=8, heads=2, layers=1, feedforward=8)
+    model = Transformer(config, Inner, vocabulary=5, length=8, head=TOKEN)
+    decayed, kept = ([id(p) for p in group["params"]] for group in model.parameter_groups(0.1))
+    assert all(id(p) in kept and id(p) not in decayed for p in model.encodings.parameters())
+
+
 def test_no_order_without_positions_in_one_causal_layer_but_in_two():
     """Without an encoding the mask alone tells order, and that from the second layer on."""
     for layers, blind in ((1, True), (2, False)):

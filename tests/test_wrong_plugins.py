@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from posbench import maths
+from posbench import attention, maths
 from posbench.encoding import Encoding, Paper, Properties
 from posbench.registry import ENCODINGS
-from posbench.testing import check_encoding
+from posbench.testing import CHECKS, check_encoding
 
 
 class Sound(Encoding):
@@ -125,6 +125,11 @@ class StorageBias(Sound):
 class StorageTable(Absolute):
     def embed(self, x, at):
         return x + maths.sinusoids(torch.arange(x.shape[1])[None], x.shape[-1]).to(x.dtype)
+
+
+class CountsPadding(Sound):
+    def bias(self, at):
+        return Encoding.bias(self, at) * (1 + at.k.shape[1] % 7)
 
 
 class HalfAngles(Rotary):
@@ -262,6 +267,14 @@ class ClaimsToBeBlind(Rotary):
     properties = Properties(shift=True, reversal=True)
 
 
+class ClaimsToIgnoreOrder(Sound):
+    properties = replace(Sound.properties, permutation=True)
+
+
+class ClaimsToLeaveOneKey(Absolute):
+    properties = replace(Absolute.properties, single_key=True)
+
+
 class ClaimsToKeepLengths(Absolute):
     properties = replace(Absolute.properties, norm=True)
 
@@ -337,7 +350,9 @@ FAULTS = {  # class: a check that must fail, and a word of its reason
     Miscounted: ("P17", "says 7, the model has 0"),
     ClaimsToShift: ("P4", "properties.shift"), HidesThatItShifts: ("P3", "says that it does not hold"),
     ClaimsToBeBlind: ("P2", "properties.reversal"), ClaimsToKeepLengths: ("P5", "properties.norm"),
-    ClaimsToRefuse: ("P15", "properties.beyond"), Dead: ("P16", "no gradient reaches encodings.0.table"),
+    ClaimsToIgnoreOrder: ("P1", "properties.permutation"), ClaimsToLeaveOneKey: ("P20", "properties.single_key"),
+    CountsPadding: ("P7", "every encoding"), ClaimsToRefuse: ("P15", "properties.beyond"),
+    Dead: ("P16", "no gradient reaches encodings.0.table"),
     Detached: ("P16", "no gradient reaches encodings.0.slope"), WrongGradient: ("P16", "Jacobian"),
     FastFormDiffers: ("P21", "every encoding"), BatchMates: ("P8", "a row alone differs"),
     Uncited: ("P0", "cites no paper"),
@@ -360,6 +375,25 @@ def test_a_faulty_plugin_leaves_the_process_as_it_was():
         check_encoding(cls)
     after = torch.get_default_dtype(), torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tobytes()
     assert before[0] == after[0] and torch.equal(before[1], after[1]) and before[2:] == after[2:]
+
+
+def test_a_fast_kernel_that_differs_is_found(monkeypatch):
+    fast = attention.softmax_attention
+    monkeypatch.setattr(attention, "softmax_attention", lambda *given: fast(*given) * 1.001)
+    assert {v.check for v in check_encoding(Sound) if not v.passed} == {"P22"}
+
+
+def test_every_check_finds_a_fault():
+    """P22 is about kernels and no encoding's fault; the test above breaks it."""
+    assert {check for check, _ in FAULTS.values()} | {"P22"} == {check.name for check in CHECKS}
+
+
+def test_verdicts_on_noise_repeat():
+    """Not even a plugin that draws gets another verdict from another state of the caller's."""
+    torch.manual_seed(1)
+    first = check_encoding(Noisy)
+    torch.manual_seed(2)
+    assert str(check_encoding(Noisy)) == str(first)  # as text, where NaN equals NaN
 
 
 def test_no_plugin_of_the_registry_is_among_the_faulty():

@@ -1,0 +1,65 @@
+"""What a study tells of its trials while it runs: to nobody, or to a file of JSON lines.
+
+The store is the source of truth and every tracker a copy of it. No tracker ever stops a study: what it could not write
+is counted and told once at the end.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+from posbench.store import Record
+
+
+class Tracker:
+    """A copy of a study's trials. Every method does nothing unless a subclass says otherwise."""
+
+    def prepare(self) -> None:
+        """Called once by the coordinator before anything runs."""
+
+    def begin(self, study: str, description: str) -> None:
+        """A study starts or goes on; description says in a line or more what it compares."""
+
+    def trial(self, record: Record, files: Mapping[str, Path]) -> None:
+        """A trial has its result, now or from the store. To be called for every trial: a known one costs nothing."""
+
+    def summary(self, name: str, values: Mapping[str, float], files: Mapping[str, Path]) -> None:
+        """Numbers, tables and figures of the whole study, by metric name and by artifact path."""
+
+    def end(self) -> str:
+        """The study is over. Returns one line for the user about what could not be copied, empty when nothing."""
+        return ""
+
+
+class JsonLines(Tracker):
+    """One JSON line a trial, appended to a file; a line that is there already is not written again."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.lost, self.reason = path, 0, ""
+        self.known: set[bytes] = set()
+
+    def begin(self, study: str, description: str) -> None:
+        if self.path.is_file():
+            self.known = {hashlib.sha256(line).digest() for line in self.path.read_bytes().splitlines()}
+
+    def trial(self, record: Record, files: Mapping[str, Path]) -> None:
+        # JSON has no NaN or infinity; they are kept as their names.
+        plain = json.loads(json.dumps(asdict(record), default=lambda value: value.item()), parse_constant=str)
+        plain["files"] = {name: str(path) for name, path in files.items()}
+        line = json.dumps(plain, sort_keys=True, allow_nan=False).encode()
+        if hashlib.sha256(line).digest() in self.known:
+            return
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            # Unbuffered, one write in append mode: lines of several writers do not mix.
+            with open(self.path, "ab", buffering=0) as file:
+                file.write(line + b"\n")
+        except OSError as error:
+            self.lost, self.reason = self.lost + 1, error.strerror or str(error)
+
+    def end(self) -> str:
+        return f"{self.path} incomplete: {self.lost} trials could not be written: {self.reason}" if self.lost else ""

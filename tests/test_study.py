@@ -1,0 +1,147 @@
+"""Studies from the command line: the main job end to end, and what bad input gets."""
+
+from __future__ import annotations
+
+import csv
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+TINY = ["--set", "train.steps=4", "--set", "train.evaluations=1", "--set", "model.width=16", "--set", "model.heads=2",
+        "--set", "model.layers=1", "--set", "model.feedforward=16"]
+GRID = ["--encodings", "nope,learned,rope:base=500", "--tasks", "cola,stsb,mnli", "--seeds", "2", "--tracker", "none"]
+
+
+def posbench(home: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "posbench", *arguments], capture_output=True, text=True, cwd=ROOT,
+                          env={**os.environ, "POSBENCH_HOME": str(home), "COLUMNS": "160", **environment})
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    home = tmp_path_factory.mktemp("home")
+    return home, posbench(home, "study", "glue", *TINY, *GRID)
+
+
+def test_a_study_prints_its_table_and_writes_every_form(done: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    home, run = done
+    assert run.returncode == 0, run.stderr
+    assert "rope:base=500" in run.stdout and "generated" in run.stdout
+    folder = home / "glue-mini"
+    assert {"scoreboard.md", "scoreboard.tex", "scoreboard.html", "tidy.csv", "comparisons.csv", "curves.png", "curves.svg",
+            "ranks.png", "ranks.svg", "study.json"} <= {file.name for file in folder.iterdir()}
+    with (folder / "tidy.csv").open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["primary"] == "True"]
+    # cola and stsb have one scored split, mnli two.
+    assert len(rows) == 3 * 2 * (1 + 1 + 2)
+    assert {row["status"] for row in rows} <= {"done", "degenerate"}
+    assert all(int(row["parameters"]) > 0 and float(row["flops"]) > 0 and float(row["peak_memory"]) > 0 for row in rows)
+
+
+def test_a_second_call_runs_nothing_and_writes_the_same_bytes(done: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    home, first = done
+    files = {file: file.read_bytes() for file in (home / "glue-mini").iterdir()}
+    kept = {file: file.stat().st_mtime_ns for file in (home / "trials").rglob("*.json")}
+    again = posbench(home, "study", "glue", *TINY, *GRID)
+    assert again.returncode == 0 and again.stdout == first.stdout
+    assert "18 of 18 trials are in the store already" in again.stderr
+    assert files == {file: file.read_bytes() for file in (home / "glue-mini").iterdir()}
+    assert kept == {file: file.stat().st_mtime_ns for file in (home / "trials").rglob("*.json")}
+
+
+def test_a_study_grows_and_shares_its_trials(done: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    home, _ = done
+    grown = posbench(home, "study", "glue", *TINY, *GRID[:-4], "--seeds", "0,1,2", "--tracker", "none")
+    assert grown.returncode == 0, grown.stderr
+    assert "18 of 27 trials are in the store already" in grown.stderr
+    report = posbench(home, "report", str(home / "glue-mini"))
+    assert report.returncode == 0 and "rope:base=500" in report.stdout
+
+
+WRONG = [
+    (["--encodings", "rop"], "unknown encoding 'rop', did you mean 'rope'"),
+    (["--encodings", "rope:bas=2"], "unknown option 'bas', did you mean 'base'"),
+    (["--encodings", "rope:base=x"], "base = 'x'"),
+    (["--encodings", "rope,rope"], "names encoding rope twice"),
+    (["--encodings", "rope,,nope"], "empty name"),
+    (["--encodings", "./nowhere.py"], "'nowhere.py' does not exist"),
+    (["--encodings", "learned:max_length=4"], "ends at 4 positions"),
+    (["--encodings", "shaw:clip=0"], "clip = 0"),
+    (["--tasks", "colla"], "has no task 'colla', did you mean 'cola'"),
+    (["--preset", "minni"], "has no preset 'minni', did you mean 'mini'"),
+    (["--set", "train.lr=1"], "unknown setting 'train.lr'"),
+    (["--set", "train.steps"], "write NAME=VALUE"),
+    (["--seeds", "x"], "give how many (6) or which (0,1,2)"),
+    (["--seeds", "0"], "the study has no seed"),
+    (["--seeds", "1,1"], "names seed 1 twice"),
+    (["--tokenizer", "nowhere.txt"], "'nowhere.txt' cannot be read"),
+    (["--tracker", "wandb"], "unknown tracker 'wandb'"),
+    (["--data", "nowhere"], "nowhere"),
+    (["--set", "model.width=30", "--set", "model.heads=4"], "no multiple of heads"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "told"), WRONG, ids=[" ".join(arguments) for arguments, _ in WRONG])
+def test_bad_input_is_one_line_and_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], told: str
+) -> None:
+    from posbench import cli
+
+    monkeypatch.setenv("POSBENCH_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(sys, "argv", ["posbench", "study", "glue", "--tracker", "none", *arguments])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    assert stop.value.code == 2
+    error = capsys.readouterr().err
+    assert told in error and error.startswith("posbench: error: ") and error.count("\n") == 1
+    assert not (tmp_path / "home").exists()
+
+
+def test_a_plugin_that_fails_its_contract_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.py"
+    wrong.write_text('"""wrong: claims to be relative, and is not."""\n'
+                     "from posbench.encoding import Encoding, Paper, Properties\nclass Wrong(Encoding):\n"
+                     "    paper = Paper(title='t', arxiv='2104.09864', equations='1')\n"
+                     "    properties = Properties(shift=True)\n"
+                     "    def embed(self, x, at):\n        return x + at.q[..., None].to(x.dtype)\nENCODING = Wrong\n")
+    run = posbench(tmp_path / "home", "study", "glue", *TINY, "--tracker", "none", "--encodings", f"nope,{wrong}")
+    assert run.returncode == 2
+    assert "'wrong' fails its contract" in run.stderr and "Traceback" not in run.stderr
+    assert not (tmp_path / "home").exists()
+    check = posbench(tmp_path / "home", "check", str(wrong))
+    assert check.returncode == 1 and "P4" in check.stdout
+
+
+def test_a_folder_of_another_study_or_of_none_is_left_alone(
+    done: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    home, _ = done
+    other = posbench(home, "study", "glue", *GRID, *TINY, "--set", "train.steps=5")
+    assert other.returncode == 2 and "train.steps is 4 there and 5 here" in other.stderr
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "thesis.txt").write_text("precious")
+    taken = posbench(tmp_path / "home", "study", "glue", *GRID, *TINY, "--out", str(mine))
+    assert taken.returncode == 2 and "holds something that is no study" in taken.stderr
+    assert [file.name for file in mine.iterdir()] == ["thesis.txt"]
+
+
+def test_a_failed_trial_is_shown_and_the_exit_code_is_1(tmp_path: Path) -> None:
+    late = tmp_path / "late.py"
+    late.write_text('"""late: breaks in training alone."""\n'
+                    "from posbench.encoding import Encoding, Paper, Properties\nclass Late(Encoding):\n"
+                    "    paper = Paper(title='t', arxiv='2305.19466', equations='none')\n"
+                    "    properties = Properties(permutation=True, reversal=True, shift=True)\n"
+                    "    def embed(self, x, at):\n"
+                    "        if x.shape[0] >= 16:\n            raise RuntimeError('out of luck')\n        return x\n"
+                    "ENCODING = Late\n")
+    arguments = ["study", "glue", *TINY, "--tracker", "none", "--encodings", f"nope,{late}", "--tasks", "cola", "--seeds", "1"]
+    run = posbench(tmp_path / "home", *arguments)
+    assert run.returncode == 1, run.stderr
+    assert "failed" in run.stdout and "out of luck" in run.stderr and "Traceback" not in run.stderr
+    again = posbench(tmp_path / "home", *arguments)
+    assert again.returncode == 1 and "RuntimeError: out of luck" in again.stdout
