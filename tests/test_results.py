@@ -3,10 +3,10 @@
 import math
 
 import pytest
-from fake_study import broken, row
 
 from posbench import results
 from posbench.errors import UserError
+from tests.fake_study import broken, row
 
 
 def test_columns_and_order_are_those_declared():

@@ -1,0 +1,167 @@
+"""Sources of rows: files and the hub, parts that are drawn from them, and a hash of what was read.
+
+The only importer of datasets. Nothing here knows a suite; nothing falls back to another source.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from posbench.config import digest
+from posbench.errors import UserError
+from posbench.seeds import numpy_generator
+from posbench.suite import TaskData
+
+BINS = 10
+
+
+class MissingTask(UserError):
+    """The files of a task are not there. A study skips such a task only when asked to."""
+
+
+def find_file(folder: Path, names: Sequence[str]) -> Path | None:
+    """The first of these files that the folder has, plain or with .gz."""
+    for name in names:
+        for candidate in (folder / name, folder / f"{name}.gz"):
+            if candidate.is_file():
+                return candidate
+    return None
+
+
+def read_text(path: Path) -> str:
+    """A whole file as UTF-8 text, unpacked where its name ends with .gz, without byte order mark.
+
+    Raises:
+        UserError: the file cannot be read, is no gzip file, or is no UTF-8 (with the row).
+    """
+    try:
+        content = path.read_bytes()
+        content = gzip.decompress(content) if path.suffix == ".gz" else content
+    except (OSError, EOFError) as error:
+        raise UserError(f"{path}: cannot be read ({error}): give an intact file") from None
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        row = content.count(b"\n", 0, error.start) + 1
+        raise UserError(f"{path}, row {row}: not UTF-8 (byte {content[error.start]:#04x}): convert the file") from None
+
+
+def read_table(path: Path, columns: Mapping[str, str | int], *, header: bool) -> Iterator[tuple[int, dict[str, str]]]:
+    """Rows of a tab-separated file with quoting off, each with its number (1-based physical line).
+
+    Only a line feed ends a line, after CRLF became one: a lone CR, U+2028 or NEL is text.
+
+    Args:
+        path: the file.
+        columns: for each name that the caller uses, the column's title in the file, or its index.
+        header: whether the first line holds titles.
+
+    Raises:
+        UserError: a column is missing, or a row has another number of fields than the first.
+    """
+    text = read_text(path).replace("\r\n", "\n")
+    lines = text.removesuffix("\n").split("\n")
+    if lines == [""]:
+        raise UserError(f"{path}: the file is empty")
+    first = lines[0].split("\t")
+    places: dict[str, int] = {}
+    for name, column in columns.items():
+        if isinstance(column, int):
+            places[name] = column
+        elif column in first:
+            places[name] = first.index(column)
+        else:
+            raise UserError(f"{path}, row 1: no column '{column}', only {', '.join(first)}")
+    if max(places.values()) >= len(first):
+        raise UserError(f"{path}, row 1: {len(first)} columns, {max(places.values()) + 1} are needed")
+    for number, line in enumerate(lines, start=1):
+        if header and number == 1:
+            continue
+        fields = line.split("\t")
+        if len(fields) != len(first):
+            raise UserError(f"{path}, row {number}: {len(fields)} columns, row 1 has {len(first)}: mend or remove the row")
+        yield number, {name: fields[place] for name, place in places.items()}
+
+
+def read_json_rows(path: Path, fields: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Rows of a JSON object keyed '0', '1', ..., of a JSON list, or of JSON lines, each with its number from 1.
+
+    Raises:
+        UserError: the file is no such JSON, or a row lacks a field.
+    """
+    text = read_text(path)
+    try:
+        whole = json.loads(text)
+    except ValueError:
+        try:
+            whole = [json.loads(line) for line in text.split("\n") if line.strip()]
+        except ValueError as error:
+            raise UserError(f"{path}: no JSON and no JSON lines ({error})") from None
+    rows = list(whole.values()) if isinstance(whole, dict) else whole
+    if not isinstance(rows, list) or not rows:
+        raise UserError(f"{path}: holds no rows")
+    for number, row in enumerate(rows, start=1):
+        if not isinstance(row, dict):
+            raise UserError(f"{path}, row {number}: {type(row).__name__} where an object with {', '.join(fields)} is needed")
+        if missing := [field for field in fields if field not in row]:
+            raise UserError(f"{path}, row {number}: no field '{missing[0]}', only {', '.join(row)}")
+        yield number, row
+
+
+def hub_rows(repository: str, config: str, split: str, revision: str | None) -> list[dict[str, Any]]:
+    """Rows of a split of a hub data set.
+
+    Raises:
+        UserError: there is no network, or no such data set.
+    """
+    from datasets import load_dataset
+
+    try:
+        return list(load_dataset(repository, config, split=split, revision=revision))
+    except Exception as error:  # the library raises a dozen kinds for one thing: it is not to be had
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"hub data set {repository}/{config}, split {split}: {type(error).__name__}: {reason} "
+                        "(give the files with --data DIR, or use a preset with generated data)") from None
+
+
+def stratified_part(labels: Sequence[float], rows: int, seed: int) -> list[int]:
+    """Indices of so many rows, in their order, every label keeping its share; numbers by their deciles."""
+    if rows >= len(labels):
+        return list(range(len(labels)))
+    random = numpy_generator(seed, "part", len(labels), rows)
+    strata = _strata(labels)
+    kinds, counts = np.unique(strata, return_counts=True)
+    shares = counts * rows / len(labels)
+    take = np.floor(shares).astype(int)
+    # What rounding down left over goes to the largest remainders.
+    for kind in np.argsort(take - shares, kind="stable")[: rows - take.sum()]:
+        take[kind] += 1
+    chosen = [random.permutation(np.flatnonzero(strata == kind))[:count] for kind, count in zip(kinds, take, strict=True)]
+    return sorted(int(index) for index in np.concatenate(chosen))
+
+
+def held_out(labels: Sequence[float], share: float, seed: int) -> tuple[list[int], list[int]]:
+    """Indices of what stays and of the stratified share that is held out, at least one row each."""
+    rows = min(max(1, round(len(labels) * share)), len(labels) - 1)
+    out = set(stratified_part(labels, rows, seed))
+    return [index for index in range(len(labels)) if index not in out], sorted(out)
+
+
+def _strata(labels: Sequence[float]) -> np.ndarray:
+    values = np.asarray(labels, dtype=float)
+    if len(np.unique(values)) <= BINS:
+        return values
+    borders = np.quantile(values, np.linspace(0, 1, BINS + 1)[1:-1])
+    return np.searchsorted(borders, values)
+
+
+def data_hash(data: TaskData) -> str:
+    """SHA-256 over the texts and labels of all splits and which of them are scored; notes are left out."""
+    return digest({"splits": {name: [rows.texts, rows.labels] for name, rows in data.splits.items()},
+                   "scored": data.scored, "selection": data.selection})

@@ -1,0 +1,220 @@
+"""What a reader is shown: everything that was planned, nothing that misleads, and no text that is obeyed."""
+
+import csv
+import io
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pandas as pd
+import pytest
+from posbench.reports.scoreboard import REPORT
+
+from posbench import results
+from posbench.errors import UserError
+from posbench.report import Report
+from posbench.tables import Table, csv_text, latex, markdown, terminal
+from tests.fake_study import broken, row, study, table
+
+HOSTILE = "<script>alert(1)</script> | =cmd() {{7*7}} 50_%&"
+
+
+class Page(HTMLParser):
+    """Tags of a page, and its text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.shown = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+
+    def handle_data(self, data):
+        self.shown += data
+
+
+@pytest.fixture
+def frame():
+    """Three encodings, three tasks, three seeds; one cell of each kind of trouble."""
+    scores = np.random.default_rng(0).uniform(0.4, 0.6, size=(3, 3, 3))
+    frame = {name: {task: list(scores[i, j]) for j, task in enumerate(["cola", "rte", "wnli"])}
+             for i, name in enumerate(["learned", "rope", "nope"])}
+    frame["rope"]["rte"][1] = "diverged"
+    frame["nope"]["cola"] = ["failed"] * 3
+    return table(frame)
+
+
+@pytest.fixture
+def written(frame, tmp_path):
+    """Texts of all files but figures, by name."""
+    paths = REPORT.write(study(frame, tmp_path))
+    return {path.name: path.read_text() for path in paths if path.suffix not in (".png", ".svg")}
+
+
+def cell(document, title, encoding, head):
+    found = next(part for part in document.parts if part.title.startswith(title))
+    column = next(place for place, name in enumerate(found.columns) if name.split("\n")[0] == head)
+    return next(entry for entry in (*found.rows, *found.footer) if entry[0] == encoding)[column]
+
+
+def test_scoreboard_is_a_report_and_writes_every_form(written):
+    assert isinstance(REPORT, Report)
+    assert set(written) == {"scoreboard.html", "scoreboard.md", "scoreboard.tex", "scoreboard.txt", "tidy.csv",
+                            "comparisons.csv"}
+
+
+def test_files_are_the_same_bytes_twice_and_nothing_else_is_left(frame, tmp_path):
+    first = {path.name: path.read_bytes() for path in REPORT.write(study(frame, tmp_path / "a"))}
+    second = {path.name: path.read_bytes() for path in REPORT.write(study(frame, tmp_path / "b"))}
+    assert first == second
+    REPORT.write(study(frame, tmp_path / "b"))
+    assert {path.name: path.read_bytes() for path in (tmp_path / "b").iterdir()} == first
+
+
+def test_every_planned_cell_is_shown_and_counted(frame, tmp_path):
+    whole = results.complete(frame, [("alibi", task, seed) for task in ("cola", "rte", "wnli") for seed in (0, 1, 2)])
+    document = REPORT.document(study(whole, tmp_path))
+    assert cell(document, "Quality", "rope", "rte").split() == ["1/3", "diverged"]
+    assert cell(document, "Quality", "nope", "cola") == "failed"
+    assert cell(document, "Quality", "alibi", "wnli") == "missing"
+    assert cell(document, "Difference", "nope", "cola") == "failed"
+    assert cell(document, "Trials", "alibi", "missing") == "9" and cell(document, "Trials", "nope", "failed") == "3"
+    assert cell(document, "Trials", "total", "planned") == "36"
+    counted = "Of 36 planned trials: 23 done, 0 degenerate, 1 diverged, 3 failed, 0 refused, 9 missing."
+    copied = [part for part in document.parts if isinstance(part, Table) and "\n" in part.columns[1]]
+    assert len(copied) == 2 and all(counted in part.notes for part in copied)
+
+
+def test_a_trial_with_several_rows_counts_once(tmp_path):
+    rows = [row(name, seed=seed, metric=metric, primary=metric == "f1")
+            for name in ("learned", "rope") for seed in (0, 1) for metric in ("f1", "loss")]
+    assert cell(REPORT.document(study(results.frame(rows), tmp_path)), "Trials", "rope", "done") == "2"
+
+
+def test_mean_interval_and_difference_are_those_of_the_formulas(tmp_path):
+    scores = {"learned": {"t": [80.1, 81.3, 79.8]}, "rope": {"t": [81.1, 82.3, 80.8]}}
+    document = REPORT.document(study(table(scores), tmp_path))
+    assert cell(document, "Quality", "learned", "t") == "80.40 ±1.97"
+    assert cell(document, "Difference", "rope", "t") == "+1.00 ±0.00"
+
+
+def test_one_seed_has_no_interval(tmp_path):
+    document = REPORT.document(study(table({"learned": {"t": [0.5]}, "rope": {"t": [0.6]}}), tmp_path))
+    assert cell(document, "Quality", "rope", "t") == ".600" and cell(document, "Difference", "rope", "t") == "+.100"
+    assert cell(document, "Difference", "detectable", "t") == "-"
+
+
+def test_too_few_seeds_are_said_once_and_no_star_is_printed(written):
+    text = written["scoreboard.txt"]
+    assert text.count("seeds are needed") == 1 and "7 seeds are needed, 4 more" in text and " *" not in text
+    assert "needs" in written["comparisons.csv"]
+
+
+def test_enough_seeds_print_the_adjusted_p(tmp_path):
+    scores = {"learned": {"t": [0.1 + 0.001 * seed for seed in range(7)]}, "nope": {"t": [0.1] * 7},
+              "rope": {"t": [0.2 + 0.002 * seed for seed in range(7)]}}
+    document = REPORT.document(study(table(scores), tmp_path))
+    assert cell(document, "Difference", "rope", "t").split("\n")[1] == "p = .031 *"  # 2 comparisons x 2 / 2^7
+    assert not any("needed" in text for text in document.warnings)
+
+
+def test_header_says_what_a_reader_must_know(written):
+    for line in ("suite +glue 1", "preset +mini", "data source +hub", "machine +not stated", "versions +not stated",
+                 "splits +validation: cola, rte, wnli", r"seeds +0, 1, 2 \(n = 3\)", "family +.*Holm", "intervals +Student-t"):
+        assert re.search(f"^{line}", written["scoreboard.txt"], flags=re.MULTILINE), line
+
+
+def test_generated_data_are_said_in_the_page_and_in_every_table(frame, tmp_path):
+    document = REPORT.document(study(frame, tmp_path, header={"data source": "generated (seed 0)"}))
+    assert "generated" in document.warnings[0]
+    tables = [part for part in document.parts if part.title.startswith(("Quality", "Difference", "Ranks"))]
+    assert len(tables) == 3 and all("Generated data." in part.notes for part in tables)
+    assert not any("enerated" in text for text in REPORT.document(study(frame, tmp_path)).warnings)
+
+
+def test_missing_baseline_and_unequal_seeds_are_said(tmp_path):
+    frame = table({"nope": {"t": [0.1, 0.2]}, "rope": {"t": [0.2]}})
+    document = REPORT.document(study(frame, tmp_path))
+    assert any("'learned' is not among" in text for text in document.warnings)
+    assert any("1 of 2 cells have no mean" in text for text in document.warnings)
+    assert not any(part.title.startswith("Difference") for part in document.parts)
+
+
+def test_degenerate_cells_are_marked_and_explained(tmp_path):
+    rows = [row(name, seed=seed) for name in ("learned", "rope") for seed in (0, 1)]
+    rows[0].update(value=0.0, status="degenerate", reason="one class")
+    document = REPORT.document(study(results.frame(rows), tmp_path))
+    assert cell(document, "Quality", "learned", "cola").startswith("†")
+    assert cell(document, "Trials that are not done", "learned", "reason") == "one class"
+
+
+def test_costs_that_were_not_measured_are_no_numbers(frame, tmp_path):
+    costs = pd.DataFrame([{"encoding": "rope", "parameters": 1234567, "flops": float("nan"), "step_ratio": 1.25,
+                           "step_seconds": 0.0123, "peak_memory": None}])
+    document = REPORT.document(study(frame, tmp_path, costs=costs))
+    found = next(part for part in document.parts if part.title == "Cost")
+    assert ("rope", "1,234,567", "-", "12.3", "1.25", "-") in found.rows and ("nope", *["-"] * 5) in found.rows
+
+
+def test_a_study_without_trials_or_curves(frame, tmp_path):
+    with pytest.raises(UserError, match="no trials"):
+        REPORT.write(study(results.frame([]), tmp_path, costs=pd.DataFrame(columns=["encoding"])))
+    paths = REPORT.write(study(frame, tmp_path, curves=pd.DataFrame()))
+    assert not any(path.name.startswith("curves") for path in paths)
+
+
+def test_hostile_texts_are_shown_and_never_obeyed(tmp_path):
+    rows = [row(name, task, seed) for name in ("learned", HOSTILE) for task in ("cola", HOSTILE) for seed in (0, 1)]
+    rows.append(broken(HOSTILE, "cola", 2, "failed", f"{HOSTILE}\x1b[31m\n"))
+    context = study(results.frame(rows), tmp_path, title=HOSTILE, header={"suite": HOSTILE})
+    texts = {path.suffix: path.read_text() for path in REPORT.write(context) if path.suffix in (".html", ".md", ".tex", ".txt")}
+    page = Page(texts[".html"])
+    assert "script" not in page.tags and page.shown.count(HOSTILE) > 5 and "49" not in page.shown
+    assert not re.search(r"<(?!br>)", texts[".md"])
+    for line in texts[".md"].splitlines():
+        if line.startswith("| <script") or ("&lt;script" in line and line.startswith("|")):
+            assert r"\| =cmd" in line
+    assert not re.search(r"(?<!\\)_", texts[".tex"]) and r"50\_\%\&" in texts[".tex"]
+    assert r"\{\{7*7\}\}" in texts[".tex"] and r"\textless{}script" in texts[".tex"]
+    assert all("\x1b" not in text for text in texts.values())
+
+
+def test_markdown_rows_keep_their_number_of_cells():
+    text = markdown(Table(title="t", columns=("a|b", "c"), rows=(("x|y\\|", "1\n2"),)))
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    assert [len(re.findall(r"(?<!\\)(?:\\\\)*\|", line)) for line in rows] == [3, 3, 3]
+
+
+def test_latex_specials():
+    text = latex(Table(title="t", columns=("a",), rows=((r"\input{x} _%&$#~^",),)))
+    assert r"\textbackslash{}input\{x\} \_\%\&\$\#\textasciitilde{}\textasciicircum{} \\" in text
+
+
+def test_csv_formulas_are_text_and_numbers_stay_numbers():
+    frame = pd.DataFrame({"text": ["=cmd()", "+1", "-1", "@x", " =cmd()", "a,b", "rope", None],
+                          "number": [-0.1, 1e-9, 0.1 + 0.2, -5, 0, float("nan"), 2, 1]})
+    rows = list(csv.reader(io.StringIO(csv_text(frame))))
+    assert [entry[0] for entry in rows[1:]] == ["'=cmd()", "'+1", "'-1", "'@x", "' =cmd()", "a,b", "rope", ""]
+    assert [float(entry[1]) for entry in rows[1:6]] == [-0.1, 1e-9, 0.1 + 0.2, -5, 0] and rows[6][1] == ""
+
+
+def test_tidy_csv_is_the_whole_table(frame, written):
+    again = pd.read_csv(io.StringIO(written["tidy.csv"]))
+    assert list(again.columns) == list(results.COLUMNS) and len(again) == len(frame)
+    assert again["value"].tolist() == pytest.approx(frame["value"].tolist(), rel=0, abs=0, nan_ok=True)
+
+
+@pytest.mark.parametrize("width", [60, 100, 160])
+def test_terminal_table_fits_and_loses_nothing(width):
+    heads = ("encoding", *(f"task{place}\naccuracy" for place in range(12)))
+    rows = tuple((name, *(f".{place}{number}1 ±.012" for place in range(10, 22))) for number, name in enumerate(["rope", "t5"]))
+    text = terminal(Table(title="t", columns=heads, rows=rows, notes=("a long note " * 30,)), width=width)
+    assert max(map(len, text.splitlines())) <= width
+    assert all(value in text for entry in rows for value in entry)
+
+
+def test_rows_of_the_wrong_length_are_refused():
+    with pytest.raises(ValueError, match="2 cells under 1"):
+        Table(title="t", columns=("a",), rows=(("1", "2"),))
