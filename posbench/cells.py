@@ -148,10 +148,12 @@ def _cell(encoding: str, planned: Sequence[int], run: Sequence[int], measured: d
                 estimate=t_interval([values[seed] for seed in run]) if whole else None)
 
 
-def _labels(task: str, records: Iterable) -> dict[Key, str]:
+def _labels(task: str, records: Sequence) -> dict[Key, str]:
     """Scores of a task with their labels: only what differs between them is named."""
     scored = list(dict.fromkeys(_key(row) for row in records if row.status not in WITHOUT_VALUE))
-    keys = scored or [_key(row) for row in records][:1]
+    # Where nothing was scored, the splits that would have been are columns, so that a task that failed is seen.
+    planned = list(dict.fromkeys(_key(row) for row in records if _key(row)[0] is not None))
+    keys = scored or planned or [_key(row) for row in records][:1]
     several = [len({key[part] for key in keys}) > 1 for part in range(3)]
     splits = _tails([str(key[0]) for key in keys])
     return {

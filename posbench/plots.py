@@ -53,13 +53,16 @@ def learning_curves(frame: pd.DataFrame, path: Path, *, note: str = "") -> list[
     across = min(3, len(panels))
     down = math.ceil(len(panels) / across)
     with _style():
-        figure = Figure(figsize=(4.0 * across + 1.8, 2.9 * down + 0.7), layout="constrained")
+        wide = 4.0 * across
+        # Inches beside the panels for the legend; the caption keeps out of them.
+        legend = 0.9 + 0.1 * max(len(str(name)) for name in encodings)
+        figure = Figure(figsize=(wide + legend, 2.9 * down + 0.7), layout="constrained")
         axes = figure.subplots(down, across, squeeze=False).ravel()
         for axis in axes[len(panels):]:
             axis.set_axis_off()
         for axis, ((task, metric), points) in zip(axes, panels, strict=False):
             _curves(axis, points, looks)
-            axis.set_title(f"{task} (n = {_seeds(points)} seeds)")
+            axis.set_title(f"{task} (n = {_seeds(points)})")
             axis.set_xlabel("optimizer step")
             axis.set_ylabel(str(metric))
         lines = {line.get_label(): line for axis in axes for line in axis.get_lines() if line.get_label() in encodings}
@@ -67,7 +70,7 @@ def learning_curves(frame: pd.DataFrame, path: Path, *, note: str = "") -> list[
         figure.legend([lines[name] for name in named], named, loc="outside right upper", title="encoding",
                       frameon=False)
         caption = f"Mean over seeds, band: 95 % t interval, large cross: a seed has no finite value beyond. {note}"
-        figure.suptitle(textwrap.fill(caption.strip(), int(12 * figure.get_figwidth())), fontsize=10)
+        figure.suptitle(textwrap.fill(caption.strip(), int(12 * wide)), fontsize=10, x=0.01, ha="left")
         return _save(figure, path)
 
 
@@ -167,7 +170,8 @@ def _band(values: pd.Series) -> tuple[float, float]:
 
 def _seeds(points: pd.DataFrame) -> str:
     counts = sorted(set(points.groupby("encoding", dropna=False)["seed"].nunique()))
-    return str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    span = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    return f"{span} seed{'' if counts == [1] else 's'}"
 
 
 def _looks(encodings: list[str]) -> dict[str, dict]:

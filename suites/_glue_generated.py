@@ -23,7 +23,7 @@ SEED = 2024
 TRAIN, VALIDATION, TEST = 2400, 240, 400
 PLAIN, USUAL = 0.4, 0.9
 # Share of plain rows where they are scored too.
-PLAIN_SST2 = 0.6
+PLAIN_SST2 = 0.7
 
 PEOPLE = "farmer doctor teacher baker pilot sailor".split()
 ANIMALS = "dog cat horse fox wolf goat".split()
@@ -37,12 +37,8 @@ ASPECTS = "plot cast script music story ending film acting".split()
 GOOD = "superb charming funny moving bright clever".split()
 BAD = "dull awful clumsy empty boring flat".split()
 DEGREES = ("", "very ", "quite ", "really ")
-DAY = (
-    "woke stretched washed dressed".split(),
-    "cooked baked cleaned shopped".split(),
-    "worked painted wrote studied".split(),
-    "rested read dined slept".split(),
-)
+DAY = ("woke stretched washed dressed shaved".split(), "cooked baked cleaned shopped swept".split(),
+       "worked painted wrote studied taught".split(), "rested read dined slept relaxed".split())
 EAST, WEST = "tokyo delhi cairo seoul sydney osaka".split(), "paris rome london madrid lima boston".split()
 JOURNEYS = ("how far is it", "can i fly", "cheapest fare", "fastest train", "is there any bus", "how to drive")
 OF_SUBJECT, OF_OBJECT = "hungry angry curious bored".split(), "lost hurt slow weak".split()

@@ -16,8 +16,9 @@ def row(encoding: str = "rope", task: str = "cola", seed: int = 0, value: float 
     """One measurement with every column."""
     return {
         "fingerprint": f"{encoding}/{task}/{seed}", "encoding": encoding, "options": "{}", "suite": "glue",
-        "task": task, "seed": seed, "split": "validation", "length": None, "metric": "accuracy", "value": value, "n": 100,
-        "higher_is_better": True, "primary": True, "parameters": 1000, "flops": 1e9, "seconds": 2.0,
+        "task": task, "seed": seed, "split": "validation", "length": None, "metric": "accuracy",
+        "value": value, "n": 100, "higher_is_better": True, "primary": True,
+        "parameters": 1000, "flops": 1e9, "seconds": 2.0,
         "peak_memory": 1e6, "status": "done", "reason": None, **changes,
     }
 

@@ -51,7 +51,7 @@ def test_one_seed_has_a_line_and_no_band(figures, tmp_path):
     assert axis.get_lines()[0].get_ydata() == pytest.approx([0.1, 0.2])
     assert not any(np.isfinite(path.vertices).all() and np.ptp(path.vertices[:, 1]) > 0.15
                    for band in axis.collections for path in band.get_paths())
-    assert axis.get_title() == "cola (n = 1 seeds)"
+    assert axis.get_title() == "cola (n = 1 seed)"
 
 
 @pytest.mark.parametrize("lost", [[0.1, 0.2, np.nan, 0.4], [0.1, 0.2], [0.1, 0.2, np.inf, np.nan]])
@@ -61,12 +61,15 @@ def test_a_line_ends_where_a_seed_does_and_is_marked(figures, tmp_path, lost):
     assert list(line.get_xdata()) == [0, 10] and list(cross.get_xdata()) == [10]
 
 
-def test_one_panel_a_task_and_every_encoding_in_the_legend(figures, tmp_path):
-    frame = pd.concat([points([[0.1, 0.2]] * 2, f"encoding{i}", task) for i in range(12) for task in "abcd"])
+@pytest.mark.parametrize("tasks", ["a", "abcd"])
+def test_one_panel_a_task_and_every_encoding_in_the_legend(figures, tmp_path, tasks):
+    frame = pd.concat([points([[0.1, 0.2]] * 2, f"encoding{i}", task) for i in range(12) for task in tasks])
     plots.learning_curves(frame, tmp_path / "x", note="Generated data.")
     figure = figures[0]
-    assert [axis.get_title()[0] for axis in figure.axes if axis.axison] == ["a", "b", "c", "d"]
+    assert [axis.get_title()[0] for axis in figure.axes if axis.axison] == list(tasks)
     assert [text.get_text() for text in figure.legends[0].get_texts()] == [f"encoding{i}" for i in range(12)]
+    figure.draw_without_rendering()
+    assert not figure.legends[0].get_window_extent().overlaps(figure._suptitle.get_window_extent())
     looks = {(line.get_color(), line.get_linestyle(), str(line._dash_pattern)) for line in figure.axes[0].get_lines()}
     assert len(looks) == 12 and "Generated data." in figure.get_suptitle()
 

@@ -33,7 +33,7 @@ def test_unknown_and_missing_columns_are_refused_by_name(change):
 
 @pytest.mark.parametrize("changes", [{}, {"options": None}, {"split": None}, {"length": 512}])
 def test_two_results_for_one_cell_name_both_trials(changes):
-    with pytest.raises(UserError, match="first.*second"):
+    with pytest.raises(UserError, match=r"first.*second"):
         results.frame([row(fingerprint="first", **changes), row(seed=5), row(fingerprint="second", **changes)])
 
 
@@ -77,7 +77,8 @@ def test_malformed_rows_are_refused(changes):
 
 def test_planned_trials_that_were_not_run_become_rows():
     table = results.frame([row("rope", seed=0), broken("rope", "cola", 1, "failed")])
-    whole = results.complete(table, [("rope", "cola", 0), ("rope", "cola", 1), ("rope", "cola", 2), ("nope", "cola", 0)])
+    plan = [("rope", "cola", 0), ("rope", "cola", 1), ("rope", "cola", 2), ("nope", "cola", 0)]
+    whole = results.complete(table, plan)
     added = whole[whole["status"] == "missing"]
     assert [(entry.encoding, entry.seed) for entry in added.itertuples()] == [("rope", 2), ("nope", 0)]
     assert set(added["metric"]) == {"accuracy"} and added["value"].isna().all() and len(whole) == 4
