@@ -1,6 +1,6 @@
-"""Where rows come from: files of the original layouts and the hub; which part of them is used, and what they hash to.
+"""Sources of rows: files and the hub, parts that are drawn from them, and a hash of what was read.
 
-Nothing here knows a suite. The only importer of datasets.
+The only importer of datasets. Nothing here knows a suite; nothing falls back to another source.
 """
 
 from __future__ import annotations
@@ -8,10 +8,9 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -21,212 +20,171 @@ from posbench.seeds import numpy_generator
 from posbench.suite import TaskData
 
 BINS = 10
-"""Quantile bins that stand for the classes of a regression."""
 
 
 class MissingTask(UserError):
-    """The source has no data of this task; a study may be told to skip it."""
+    """The files of a task are not there. A study skips such a task only when asked to."""
 
 
-class Row(NamedTuple):
-    """One row of a source: its place, counted as its readers count, and the wanted values.
-
-    Attributes:
-        number: physical line from 1, the header included, or the key of a JSON row.
-        values: in the order of the wanted columns.
-    """
-
-    number: int
-    values: tuple[str, ...]
+def find_file(folder: Path, names: Sequence[str]) -> Path | None:
+    """The first of these files that the folder has, plain or with .gz."""
+    for name in names:
+        for candidate in (folder / name, folder / f"{name}.gz"):
+            if candidate.is_file():
+                return candidate
+    return None
 
 
-@dataclass(frozen=True)
-class Table:
-    """What a file held: its rows, and the numbers of the rows that were left out for their wrong width."""
-
-    rows: list[Row]
-    broken: list[int] = field(default_factory=list)
-
-
-def read_table(path: Path, *, header: bool, columns: Sequence[str] | Sequence[int], width: int | None = None,
-               skip_broken: bool = False) -> Table:
-    """A file of tab-separated values: one physical line is one row, and quotation marks are text.
-
-    Args:
-        header: the first line names the columns.
-        columns: the wanted ones, by name where there is a header and by index where there is none.
-        width: columns of a row where there is no header; those of the first row by default.
-        skip_broken: leave out rows of another width and count them, in place of an error; for sets that are published
-            with such rows.
+def read_text(path: Path) -> str:
+    """A whole file as UTF-8 text, unpacked where its name ends with .gz, without byte order mark.
 
     Raises:
-        UserError: not UTF-8, empty, a wanted column is not there, or a row's width is wrong (file and row).
+        UserError: the file cannot be read, is no gzip file, or is no UTF-8 (with the row).
     """
-    lines = [line.split("\t") for line in _lines(path)]
-    if not lines:
-        raise UserError(f"{path}: the file is empty")
-    width = len(lines[0]) if header or width is None else width
-    indices = [_index(path, lines[0], column) for column in columns] if header else [int(column) for column in columns]
-    if max(indices) >= width:
-        raise UserError(f"{path}: column {max(indices)} is wanted (counted from 0), rows have {width} columns")
-    rows, broken = [], []
-    for number, line in enumerate(lines[1:] if header else lines, start=2 if header else 1):
-        if len(line) == width:
-            rows.append(Row(number, tuple(line[index] for index in indices)))
-        elif skip_broken:
-            broken.append(number)
-        else:
-            raise UserError(f"{path}, row {number}: {len(line)} columns, expected {width}; "
-                            "each line must be one row, its columns separated by tabs")
-    return Table(rows, broken)
-
-
-def _index(path: Path, names: list[str], column: str | int) -> int:
-    if column not in names:
-        raise UserError(f"{path}, row 1: no column '{column}' in the header; it has {', '.join(names)}")
-    return names.index(str(column))
-
-
-def read_json_rows(path: Path, fields: Sequence[str] = ("text_a", "text_b", "label")) -> Table:
-    """Rows of a JSON object keyed "0", "1", ..., of a JSON list, or of JSON lines; a row's number is its key or line.
-
-    Raises:
-        UserError: no JSON, a key out of turn, a field is missing or is neither text nor number (file and row).
-    """
-    lines = _lines(path)
     try:
-        whole = json.loads("\n".join(lines))
-    except json.JSONDecodeError:
-        whole = None
-    if isinstance(whole, dict) and whole and all(isinstance(entry, dict) for entry in whole.values()):
-        for place, key in enumerate(whole):
-            if key != str(place):
-                raise UserError(f"{path}: row '{key}' stands where row '{place}' is expected")
-        numbered: Iterable[tuple[int, Any]] = enumerate(whole.values())
-    elif isinstance(whole, list):
-        numbered = enumerate(whole)
-    else:
-        numbered = [(number, _parsed(path, number, line)) for number, line in enumerate(lines, start=1)]
-    return Table([Row(number, tuple(_field(path, number, entry, name) for name in fields)) for number, entry in numbered])
-
-
-def _parsed(path: Path, number: int, line: str) -> Any:
-    try:
-        return json.loads(line)
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path}, row {number}: no JSON ({error.msg} at column {error.colno})") from None
-
-
-def _field(path: Path, number: int, entry: Any, name: str) -> str:
-    value = entry.get(name) if isinstance(entry, dict) else None
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise UserError(f"{path}, row {number}: field '{name}' is missing or is neither a text nor a number")
-    return str(value)
-
-
-def _lines(path: Path) -> list[str]:
-    """Physical lines. Only a line feed ends one: str.splitlines would also cut at U+2028, NEL, form feeds and others."""
-    try:
-        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        content = path.read_bytes()
+        content = gzip.decompress(content) if path.suffix == ".gz" else content
     except (OSError, EOFError, zlib.error) as error:
-        raise UserError(f"{path}: cannot be read: {' '.join(str(error).split())}") from None
+        raise UserError(f"{path}: cannot be read ({error}): give an intact file") from None
     try:
-        text = content.decode("utf-8")
+        return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         row = content.count(b"\n", 0, error.start) + 1
-        raise UserError(f"{path}, row {row}: byte {content[error.start]:#04x} is not UTF-8; convert the file") from None
-    lines = text.removeprefix("\ufeff").replace("\r\n", "\n").split("\n")
-    return lines[:-1] if lines[-1] == "" else lines
+        raise UserError(f"{path}, row {row}: not UTF-8 (byte {content[error.start]:#04x}): convert the file") from None
 
 
-def hub_rows(repository: str, config: str, split: str, revision: str | None) -> tuple[list[dict[str, Any]], str]:
-    """Rows of one split of a hub data set, class labels as their names, and the commit that they came from.
+def read_table(path: Path, columns: Mapping[str, str | int], *, header: bool,
+               broken: list[int] | None = None) -> Iterator[tuple[int, dict[str, str]]]:
+    """Rows of a tab-separated file with quoting off, each with its number (1-based physical line).
+
+    Only a line feed ends a line, after CRLF became one: a lone CR, U+2028 or NEL is text.
+
+    Args:
+        path: the file.
+        columns: for each name that the caller uses, the column's title in the file, or its index.
+        header: whether the first line holds titles.
+        broken: where given, rows of another width are left out and their numbers collected here, for sets that are
+            published with such rows.
 
     Raises:
-        UserError: the hub cannot be reached and the rows are in no cache, or there is no such data set.
+        UserError: a column is missing, or a row has another number of fields than the first.
+    """
+    text = read_text(path).replace("\r\n", "\n")
+    lines = text.removesuffix("\n").split("\n")
+    if lines == [""]:
+        raise UserError(f"{path}: the file is empty")
+    first = lines[0].split("\t")
+    places: dict[str, int] = {}
+    for name, column in columns.items():
+        if isinstance(column, int):
+            places[name] = column
+        elif column in first:
+            places[name] = first.index(column)
+        else:
+            raise UserError(f"{path}, row 1: no column '{column}', only {', '.join(first)}")
+    if max(places.values()) >= len(first):
+        raise UserError(f"{path}, row 1: {len(first)} columns, {max(places.values()) + 1} are needed")
+    for number, line in enumerate(lines, start=1):
+        if header and number == 1:
+            continue
+        fields = line.split("\t")
+        if len(fields) != len(first):
+            if broken is None:
+                raise UserError(f"{path}, row {number}: {len(fields)} columns, row 1 has {len(first)}: mend or remove the row")
+            broken.append(number)
+            continue
+        yield number, {name: fields[place] for name, place in places.items()}
+
+
+def read_json_rows(path: Path, fields: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Rows of a JSON object keyed '0', '1', ..., of a JSON list, or of JSON lines, each with its number from 1.
+
+    Raises:
+        UserError: the file is no such JSON, or a row lacks a field.
+    """
+    text = read_text(path)
+    try:
+        whole = json.loads(text)
+    except ValueError:
+        whole = None
+    # The only row of JSON lines is an object too, and differs in what it holds.
+    if isinstance(whole, list) or (isinstance(whole, dict) and all(isinstance(row, dict) for row in whole.values())):
+        rows = list(whole.values()) if isinstance(whole, dict) else whole
+    else:
+        rows = [_json_line(path, number, line) for number, line in enumerate(text.removesuffix("\n").split("\n"), start=1)]
+    if not rows:
+        raise UserError(f"{path}: holds no rows")
+    for number, row in enumerate(rows, start=1):
+        if not isinstance(row, dict):
+            raise UserError(f"{path}, row {number}: {type(row).__name__} where an object with {', '.join(fields)} is needed")
+        if missing := [field for field in fields if field not in row]:
+            raise UserError(f"{path}, row {number}: no field '{missing[0]}', only {', '.join(row)}")
+        yield number, row
+
+
+def _json_line(path: Path, number: int, line: str) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError as error:
+        raise UserError(f"{path}, row {number}: neither is the file one JSON text nor this line ({error})") from None
+
+
+def hub_rows(repository: str, config: str, split: str, revision: str | None) -> list[dict[str, Any]]:
+    """Rows of a split of a hub data set, class labels by their names; a hidden label stays the number -1.
+
+    Raises:
+        UserError: there is no network and no copy in the cache, or no such data set.
     """
     import datasets
     from huggingface_hub import HfApi, constants
 
-    place = f"hub data set '{repository}' ({config}, {split})"
     try:
-        # Asked first because it fails at once where there is no network; loading would try for minutes. It also turns
-        # the name of a branch into a commit, which does not move.
-        commit = revision if constants.HF_HUB_OFFLINE else HfApi().dataset_info(repository, revision=revision, timeout=10).sha
-        rows = datasets.load_dataset(repository, config, split=split, revision=commit)
-    except Exception as error:
-        # Whatever datasets and its network layers raise is the same to the user: there are no rows.
+        if not constants.HF_HUB_OFFLINE:
+            # One short question first: without a network it fails at once, where loading would try for half a minute.
+            HfApi().dataset_info(repository, revision=revision, timeout=10)
+        rows = datasets.load_dataset(repository, config, split=split, revision=revision)
+    except Exception as error:  # the libraries raise a dozen kinds for one thing: it is not to be had
         reason = " ".join(str(error).split())[:200]
-        raise UserError(f"{place} cannot be loaded: {type(error).__name__}: {reason}; use local files (data.source=folder, "
-                        "data.path=...) or connect to the hub") from None
+        raise UserError(f"hub data set {repository}/{config}, split {split}: {type(error).__name__}: {reason} "
+                        "(give the files with --data DIR, or use a preset with generated data; HF_HUB_OFFLINE=1 reads "
+                        "the copy in the cache)") from None
     names = {name: feature.names for name, feature in rows.features.items() if isinstance(feature, datasets.ClassLabel)}
-    # A hidden label is -1 and stays what it is, so that whoever reads it refuses it by its value.
     return [{name: names[name][value] if name in names and value >= 0 else value for name, value in row.items()}
-            for row in rows], str(commit)
+            for row in rows]
 
 
-def find_folder(root: Path, name: str) -> Path | None:
-    """The folder of this name in any case, the exact case first."""
-    if not root.is_dir():
-        return None
-    folders = sorted(child for child in root.iterdir() if child.is_dir() and child.name.lower() == name.lower())
-    return next((folder for folder in folders if folder.name == name), folders[0] if folders else None)
+def stratified_part(labels: Sequence[float], rows: int, seed: int) -> list[int]:
+    """Indices of so many rows, in their order, every label keeping its share; numbers that are no classes by deciles."""
+    if rows >= len(labels):
+        return list(range(len(labels)))
+    random = numpy_generator(seed, "part", len(labels), rows)
+    strata = _strata(labels)
+    kinds, counts = np.unique(strata, return_counts=True)
+    shares = counts * rows / len(labels)
+    take = np.floor(shares).astype(int)
+    # What rounding down left over goes to the largest remainders.
+    for kind in np.argsort(take - shares, kind="stable")[: rows - take.sum()]:
+        take[kind] += 1
+    chosen = [random.permutation(np.flatnonzero(strata == kind))[:count] for kind, count in zip(kinds, take, strict=True)]
+    return sorted(int(index) for index in np.concatenate(chosen))
 
 
-def find_file(folder: Path, names: Iterable[str]) -> Path | None:
-    """The first of the names that is a file in the folder, each also with '.gz' behind it."""
-    for name in names:
-        for path in (folder / name, folder / f"{name}.gz"):
-            if path.is_file():
-                return path
-    return None
+def held_out(labels: Sequence[float], share: float, seed: int) -> tuple[list[int], list[int]]:
+    """Indices of what stays and of the stratified share that is held out, at least one row each."""
+    rows = min(max(1, round(len(labels) * share)), len(labels) - 1)
+    out = set(stratified_part(labels, rows, seed))
+    return [index for index in range(len(labels)) if index not in out], sorted(out)
 
 
-def checked_texts(place: str, texts: Sequence[str]) -> tuple[str, ...]:
-    """The texts of one row, none of which is blank; the place is a file and a row."""
-    for position, text in enumerate(texts, start=1):
-        if not text.strip():
-            raise UserError(f"{place}: text {position} is empty")
-    return tuple(texts)
-
-
-def stratified_part(labels: Sequence[float], rows: int, seed: int, *, bins: bool = False) -> list[int]:
-    """Indices of `rows` rows in their old order, drawn so that each label keeps its share; all where there are fewer.
-
-    Args:
-        labels: class indices, or numbers with `bins`, which stand in quantile bins.
-    """
+def _strata(labels: Sequence[float]) -> np.ndarray:
     values = np.asarray(labels, dtype=float)
-    if rows >= len(values):
-        return list(range(len(values)))
-    if bins:
-        ranks = np.argsort(np.argsort(values, kind="stable"), kind="stable")
-        values = ranks * min(BINS, len(values)) // len(values)
-    classes, counts = np.unique(values, return_counts=True)
-    exact = counts * rows / len(values)
-    wanted = np.floor(exact).astype(int)
-    # The rest goes to the largest remainders.
-    wanted[np.argsort(wanted - exact, kind="stable")[: rows - wanted.sum()]] += 1
-    drawn = [numpy_generator(seed, "part", int(place)).permutation(np.flatnonzero(values == value))[:want]
-             for place, (value, want) in enumerate(zip(classes, wanted, strict=True))]
-    return sorted(int(index) for index in np.concatenate(drawn))
-
-
-def held_out(labels: Sequence[float], share: float, seed: int, *, bins: bool = False) -> tuple[list[int], list[int]]:
-    """Indices that stay for training and those held out, both in their old order and stratified by label.
-
-    Raises:
-        UserError: one of the two would be empty.
-    """
-    rows = round(len(labels) * share)
-    if not 0 < rows < len(labels):
-        raise UserError(f"data.held_out = {share} of {len(labels)} rows leaves no row on one side: choose another share")
-    out = stratified_part(labels, rows, seed, bins=bins)
-    chosen = set(out)
-    return [index for index in range(len(labels)) if index not in chosen], out
+    if np.array_equal(values, values.round()):
+        return values
+    borders = np.quantile(values, np.linspace(0, 1, BINS + 1)[1:-1])
+    return np.searchsorted(borders, values)
 
 
 def data_hash(data: TaskData) -> str:
-    """SHA-256 of the texts and labels of all splits in their order; notes do not count."""
-    return digest({name: [[list(texts), float(label)] for texts, label in zip(rows.texts, rows.labels, strict=True)]
-                   for name, rows in data.splits.items()})
+    """SHA-256 over the texts and labels of all splits and which of them are scored; notes are left out."""
+    return digest({"splits": {name: [rows.texts, list(map(float, rows.labels))] for name, rows in data.splits.items()},
+                   "scored": data.scored, "selection": data.selection})

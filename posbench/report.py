@@ -32,7 +32,7 @@ class StudyResults:
             versions, and any others.
         frame: the tidy table (results.frame), completed with what was planned and not run (results.complete).
         curves: points with the columns plots.CURVE_COLUMNS; may be empty.
-        costs: one row an encoding: encoding, parameters, flops (of a training), step_ratio (step time over that of nope
+        costs: one row an encoding: encoding, parameters, flops (of a step), step_ratio (step time over that of nope
             in the same study), step_seconds (s), peak_memory (bytes); NaN where not measured.
         baseline: label of the encoding that the others are compared with.
         alpha: level of the tests, after correction.

@@ -181,7 +181,7 @@ def _costs(costs: pd.DataFrame, encodings: Sequence[str]) -> Table:
         rows.append((encoding, *(_amount(getattr(row, name, None), scale, form) for name, scale, form in (
             ("parameters", 1, "{:,.0f}"), ("flops", 1, "{:.3g}"), ("step_seconds", 1e3, "{:.1f}"),
             ("step_ratio", 1, "{:.2f}"), ("peak_memory", 2**-20, "{:,.0f}")))))
-    return Table(title="Cost", columns=("encoding", "parameters", "FLOPs of a training", "step, ms", "step / nope",
+    return Table(title="Cost", columns=("encoding", "parameters", "FLOPs of a step", "step, ms", "step / nope",
                                         "peak memory, MiB"), rows=tuple(rows),
                  notes=("Step / nope: step time over that of nope in the same study, on the machine above.",))
 

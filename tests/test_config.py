@@ -19,7 +19,9 @@ from posbench.config import (
 )
 from posbench.errors import UserError
 
-TRIAL = TrialConfig(encoding=EncodingChoice(name="rope"), suite="glue", task="cola", seed=0, train=TrainConfig(steps=10))
+TRIAL = TrialConfig(
+    encoding=EncodingChoice(name="rope"), suite="glue", task="cola", seed=0, train=TrainConfig(steps=10)
+)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +87,14 @@ def test_digests_depend_on_values_and_not_on_the_order_of_keys() -> None:
 
 
 def test_a_tasks_own_settings_reach_its_trials_alone() -> None:
-    study = StudyConfig(suite="glue", preset="mini", encodings=(EncodingChoice(name="rope"),), tasks=("cola", "rte"),
-                        seeds=(0,), train=TrainConfig(steps=10), per_task={"rte": {"train.steps": 20}})
+    study = StudyConfig(
+        suite="glue",
+        preset="mini",
+        encodings=(EncodingChoice(name="rope"),),
+        tasks=("cola", "rte"),
+        seeds=(0,),
+        train=TrainConfig(steps=10),
+        per_task={"rte": {"train.steps": 20}},
+    )
     assert [study.trial(study.encodings[0], task, 0).train.steps for task in study.tasks] == [10, 20]
     assert study.model == ModelConfig()

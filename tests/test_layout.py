@@ -121,14 +121,14 @@ def test_files_stay_small_and_say_what_they_hold(file: Path) -> None:
 
 
 FORBIDDEN = re.compile(
-    r"pickle\.load|pickle_module|dill|cloudpickle\.load|joblib\.load|yaml\.load\(|FullLoader|\beval\(|\bexec\("
+    r"pickle\.load|pickle_module|dill|cloudpickle\.load|joblib\.load|yaml\.load\(|FullLoader|(?<![.\w])eval\(|(?<![.\w])exec\("
     r"|shell=True|trust_remote_code|allow_pickle=True|torch\.load\("
 )
 
 
 @pytest.mark.parametrize("file", [*CORE, *PLUGINS], ids=lambda file: file.stem)
 def test_no_code_runs_what_a_file_says(file: Path) -> None:
-    found = [line for line in file.read_text().split("\n") if FORBIDDEN.search(line.replace("model.eval(", ""))]
+    found = [line for line in file.read_text().split("\n") if FORBIDDEN.search(line)]
     assert not found
 
 

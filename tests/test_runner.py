@@ -17,12 +17,20 @@ from posbench.store import Store
 from posbench.study import from_preset
 from posbench.trial import Trial, resolve
 
-SMALL = {"train.steps": "12", "train.evaluations": "2", "model.width": "16", "model.heads": "2", "model.layers": "1",
-         "model.feedforward": "32"}
+SMALL = {
+    "train.steps": "12",
+    "train.evaluations": "2",
+    "model.width": "16",
+    "model.heads": "2",
+    "model.layers": "1",
+    "model.feedforward": "32",
+}
 
 
 def config(encoding: str = "rope", task: str = "cola", seed: int = 0, **changes: str) -> TrialConfig:
-    study = from_preset("glue", "mini", {**SMALL, **{name.replace("__", "."): value for name, value in changes.items()}})
+    study = from_preset(
+        "glue", "mini", {**SMALL, **{name.replace("__", "."): value for name, value in changes.items()}}
+    )
     return study.trial(EncodingChoice.parse(encoding), task, seed)
 
 
@@ -140,9 +148,11 @@ def test_constant_predictions_of_a_regression_are_degenerate_and_score_zero(monk
 
 def test_a_plugin_that_breaks_in_training_fails_its_trial_and_no_other(tmp_path: Path) -> None:
     broken = tmp_path / "broken.py"
-    broken.write_text("from posbench.encoding import Encoding, Paper\nclass Broken(Encoding):\n"
-                      "    paper = Paper(title='t', arxiv='1', equations='1')\n"
-                      "    def embed(self, x, at):\n        raise RuntimeError('no luck')\nENCODING = Broken\n")
+    broken.write_text(
+        "from posbench.encoding import Encoding, Paper\nclass Broken(Encoding):\n"
+        "    paper = Paper(title='t', arxiv='1', equations='1')\n"
+        "    def embed(self, x, at):\n        raise RuntimeError('no luck')\nENCODING = Broken\n"
+    )
     records = list(execute([trial(str(broken)), trial("nope")], tmp_path / "store", jobs=1))
     assert [record.status for record in records] == ["failed", "done"]
     assert records[0].reason == "RuntimeError: no luck"
@@ -151,9 +161,11 @@ def test_a_plugin_that_breaks_in_training_fails_its_trial_and_no_other(tmp_path:
 
 def test_a_worker_that_dies_takes_only_its_trial_along_and_jobs_change_no_number(tmp_path: Path) -> None:
     dead = tmp_path / "dead.py"
-    dead.write_text("import os\nfrom posbench.encoding import Encoding, Paper\nclass Dead(Encoding):\n"
-                    "    paper = Paper(title='t', arxiv='1', equations='1')\n"
-                    "    def embed(self, x, at):\n        os.kill(os.getpid(), 11)\nENCODING = Dead\n")
+    dead.write_text(
+        "import os\nfrom posbench.encoding import Encoding, Paper\nclass Dead(Encoding):\n"
+        "    paper = Paper(title='t', arxiv='1', equations='1')\n"
+        "    def embed(self, x, at):\n        os.kill(os.getpid(), 11)\nENCODING = Dead\n"
+    )
     trials = [trial(str(dead)), trial("nope"), trial("rope"), trial("nope", seed=1)]
     records = {record.fingerprint: record for record in execute(trials, tmp_path / "store", jobs=2)}
     assert records[trials[0].fingerprint].status == "failed"
@@ -164,8 +176,16 @@ def test_a_worker_that_dies_takes_only_its_trial_along_and_jobs_change_no_number
 
 def test_what_changes_a_fingerprint_and_what_does_not(tmp_path: Path) -> None:
     base = trial().fingerprint
-    for changed in (trial("rope:base=500"), trial("nope"), trial(task="rte"), trial(seed=1), trial(train__steps="13"),
-                    trial(model__dropout="0.5"), trial(data__max_length="20"), trial(data__vocabulary="100")):
+    for changed in (
+        trial("rope:base=500"),
+        trial("nope"),
+        trial(task="rte"),
+        trial(seed=1),
+        trial(train__steps="13"),
+        trial(model__dropout="0.5"),
+        trial(data__max_length="20"),
+        trial(data__vocabulary="100"),
+    ):
         assert changed.fingerprint != base
     assert trial("rope:base=10000").fingerprint == base, "an option at its default is the default"
     assert trial(train__learning_rate="0.00300").fingerprint == trial(train__learning_rate="3e-3").fingerprint

@@ -11,14 +11,31 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-TINY = ["--set", "train.steps=4", "--set", "train.evaluations=1", "--set", "model.width=16", "--set", "model.heads=2",
-        "--set", "model.layers=1", "--set", "model.feedforward=16"]
+TINY = [
+    "--set",
+    "train.steps=4",
+    "--set",
+    "train.evaluations=1",
+    "--set",
+    "model.width=16",
+    "--set",
+    "model.heads=2",
+    "--set",
+    "model.layers=1",
+    "--set",
+    "model.feedforward=16",
+]
 GRID = ["--encodings", "nope,learned,rope:base=500", "--tasks", "cola,stsb,mnli", "--seeds", "2", "--tracker", "none"]
 
 
 def posbench(home: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "posbench", *arguments], capture_output=True, text=True, cwd=ROOT,
-                          env={**os.environ, "POSBENCH_HOME": str(home), "COLUMNS": "160", **environment})
+    return subprocess.run(
+        [sys.executable, "-m", "posbench", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "POSBENCH_HOME": str(home), "COLUMNS": "160", **environment},
+    )
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +49,18 @@ def test_a_study_prints_its_table_and_writes_every_form(done: tuple[Path, subpro
     assert run.returncode == 0, run.stderr
     assert "rope:base=500" in run.stdout and "generated" in run.stdout
     folder = home / "glue-mini"
-    assert {"scoreboard.md", "scoreboard.tex", "scoreboard.html", "tidy.csv", "comparisons.csv", "curves.png", "curves.svg",
-            "ranks.png", "ranks.svg", "study.json"} <= {file.name for file in folder.iterdir()}
+    assert {
+        "scoreboard.md",
+        "scoreboard.tex",
+        "scoreboard.html",
+        "tidy.csv",
+        "comparisons.csv",
+        "curves.png",
+        "curves.svg",
+        "ranks.png",
+        "ranks.svg",
+        "study.json",
+    } <= {file.name for file in folder.iterdir()}
     with (folder / "tidy.csv").open(newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["primary"] == "True"]
     # cola and stsb have one scored split, mnli two.
@@ -42,7 +69,9 @@ def test_a_study_prints_its_table_and_writes_every_form(done: tuple[Path, subpro
     assert all(int(row["parameters"]) > 0 and float(row["flops"]) > 0 and float(row["peak_memory"]) > 0 for row in rows)
 
 
-def test_a_second_call_runs_nothing_and_writes_the_same_bytes(done: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+def test_a_second_call_runs_nothing_and_writes_the_same_bytes(
+    done: tuple[Path, subprocess.CompletedProcess[str]],
+) -> None:
     home, first = done
     files = {file: file.read_bytes() for file in (home / "glue-mini").iterdir()}
     kept = {file: file.stat().st_mtime_ns for file in (home / "trials").rglob("*.json")}
@@ -103,11 +132,13 @@ def test_bad_input_is_one_line_and_writes_nothing(
 
 def test_a_plugin_that_fails_its_contract_is_refused_before_anything_runs(tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.py"
-    wrong.write_text('"""wrong: claims to be relative, and is not."""\n'
-                     "from posbench.encoding import Encoding, Paper, Properties\nclass Wrong(Encoding):\n"
-                     "    paper = Paper(title='t', arxiv='2104.09864', equations='1')\n"
-                     "    properties = Properties(shift=True)\n"
-                     "    def embed(self, x, at):\n        return x + at.q[..., None].to(x.dtype)\nENCODING = Wrong\n")
+    wrong.write_text(
+        '"""wrong: claims to be relative, and is not."""\n'
+        "from posbench.encoding import Encoding, Paper, Properties\nclass Wrong(Encoding):\n"
+        "    paper = Paper(title='t', arxiv='2104.09864', equations='1')\n"
+        "    properties = Properties(shift=True)\n"
+        "    def embed(self, x, at):\n        return x + at.q[..., None].to(x.dtype)\nENCODING = Wrong\n"
+    )
     run = posbench(tmp_path / "home", "study", "glue", *TINY, "--tracker", "none", "--encodings", f"nope,{wrong}")
     assert run.returncode == 2
     assert "'wrong' fails its contract" in run.stderr and "Traceback" not in run.stderr
@@ -132,14 +163,28 @@ def test_a_folder_of_another_study_or_of_none_is_left_alone(
 
 def test_a_failed_trial_is_shown_and_the_exit_code_is_1(tmp_path: Path) -> None:
     late = tmp_path / "late.py"
-    late.write_text('"""late: breaks in training alone."""\n'
-                    "from posbench.encoding import Encoding, Paper, Properties\nclass Late(Encoding):\n"
-                    "    paper = Paper(title='t', arxiv='2305.19466', equations='none')\n"
-                    "    properties = Properties(permutation=True, reversal=True, shift=True)\n"
-                    "    def embed(self, x, at):\n"
-                    "        if x.shape[0] >= 16:\n            raise RuntimeError('out of luck')\n        return x\n"
-                    "ENCODING = Late\n")
-    arguments = ["study", "glue", *TINY, "--tracker", "none", "--encodings", f"nope,{late}", "--tasks", "cola", "--seeds", "1"]
+    late.write_text(
+        '"""late: breaks in training alone."""\n'
+        "from posbench.encoding import Encoding, Paper, Properties\nclass Late(Encoding):\n"
+        "    paper = Paper(title='t', arxiv='2305.19466', equations='none')\n"
+        "    properties = Properties(permutation=True, reversal=True, shift=True)\n"
+        "    def embed(self, x, at):\n"
+        "        if x.shape[0] >= 16:\n            raise RuntimeError('out of luck')\n        return x\n"
+        "ENCODING = Late\n"
+    )
+    arguments = [
+        "study",
+        "glue",
+        *TINY,
+        "--tracker",
+        "none",
+        "--encodings",
+        f"nope,{late}",
+        "--tasks",
+        "cola",
+        "--seeds",
+        "1",
+    ]
     run = posbench(tmp_path / "home", *arguments)
     assert run.returncode == 1, run.stderr
     assert "failed" in run.stdout and "out of luck" in run.stderr and "Traceback" not in run.stderr
