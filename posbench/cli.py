@@ -9,17 +9,23 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.exceptions import TyperException
 
 from posbench.console import Progress, say, short
 from posbench.errors import UserError
 
 app = typer.Typer(
     name="posbench",
-    no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
     help="What a position encoding is (check), what it costs (bench), and how it does against the others (study).",
 )
+
+
+@app.callback(invoke_without_command=True)
+def start(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
 
 
 def home() -> Path:
@@ -193,11 +199,17 @@ def main() -> None:
     """Runs a command; a mistake of the user's is one line and an exit code, never a traceback."""
     signal.signal(signal.SIGTERM, _terminated)
     try:
-        app()
+        # Without standalone mode Ctrl-C is not turned into a plain 1, and a wrong option not into a page of usage.
+        sys.exit(app(standalone_mode=False))
     except UserError as error:
         sys.stderr.write(f"posbench: error: {error}\n")
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
+    except TyperException as error:
+        sys.stderr.write(
+            f"posbench: error: {getattr(error, 'format_message', lambda: error)()} (posbench --help shows the commands)\n"
+        )
+        sys.exit(2)
+    except (KeyboardInterrupt, typer.Abort):
         sys.stderr.write("posbench: interrupted; finished trials are kept, the same command goes on\n")
         sys.exit(130)
     except BrokenPipeError:

@@ -90,7 +90,8 @@ def read_table(path: Path, columns: Mapping[str, str | int], *, header: bool,
         fields = line.split("\t")
         if len(fields) != len(first):
             if broken is None:
-                raise UserError(f"{path}, row {number}: {len(fields)} columns, row 1 has {len(first)}: mend or remove the row")
+                raise UserError(f"{path}, row {number}: {len(fields)} columns, row 1 has {len(first)}: "
+                                "mend or remove the row")
             broken.append(number)
             continue
         yield number, {name: fields[place] for name, place in places.items()}
@@ -111,12 +112,14 @@ def read_json_rows(path: Path, fields: Sequence[str]) -> Iterator[tuple[int, dic
     if isinstance(whole, list) or (isinstance(whole, dict) and all(isinstance(row, dict) for row in whole.values())):
         rows = list(whole.values()) if isinstance(whole, dict) else whole
     else:
-        rows = [_json_line(path, number, line) for number, line in enumerate(text.removesuffix("\n").split("\n"), start=1)]
+        lines = text.removesuffix("\n").split("\n")
+        rows = [_json_line(path, number, line) for number, line in enumerate(lines, start=1)]
     if not rows:
         raise UserError(f"{path}: holds no rows")
     for number, row in enumerate(rows, start=1):
         if not isinstance(row, dict):
-            raise UserError(f"{path}, row {number}: {type(row).__name__} where an object with {', '.join(fields)} is needed")
+            raise UserError(f"{path}, row {number}: {type(row).__name__} where an object with {', '.join(fields)} "
+                            "is needed")
         if missing := [field for field in fields if field not in row]:
             raise UserError(f"{path}, row {number}: no field '{missing[0]}', only {', '.join(row)}")
         yield number, row
@@ -154,7 +157,7 @@ def hub_rows(repository: str, config: str, split: str, revision: str | None) -> 
 
 
 def stratified_part(labels: Sequence[float], rows: int, seed: int) -> list[int]:
-    """Indices of so many rows, in their order, every label keeping its share; numbers that are no classes by deciles."""
+    """Indices of so many rows, in their order, every label keeping its share; fractional labels by their deciles."""
     if rows >= len(labels):
         return list(range(len(labels)))
     random = numpy_generator(seed, "part", len(labels), rows)
@@ -165,7 +168,8 @@ def stratified_part(labels: Sequence[float], rows: int, seed: int) -> list[int]:
     # What rounding down left over goes to the largest remainders.
     for kind in np.argsort(take - shares, kind="stable")[: rows - take.sum()]:
         take[kind] += 1
-    chosen = [random.permutation(np.flatnonzero(strata == kind))[:count] for kind, count in zip(kinds, take, strict=True)]
+    chosen = [random.permutation(np.flatnonzero(strata == kind))[:count]
+              for kind, count in zip(kinds, take, strict=True)]
     return sorted(int(index) for index in np.concatenate(chosen))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,18 +23,22 @@ class Layout:
         folder: name of the task's folder. texts, label: titles of the columns, or their indices without a header.
         names: label as the files write it -> index. dev: for each scored split the names of its file.
         train: names of the training file. test: a test file whose labels are public. header: the first line has titles.
+        with_dev: a training file that holds the rows of dev too; they are taken out of it.
         unsure: a label that marks rows without an agreed one.
+        ragged: published with a few rows that lack a column or a text; such rows are left out and counted.
     """
 
     folder: str
     texts: tuple[str | int, ...]
     label: str | int
     names: tuple[str, ...] = ("0", "1")
-    dev: dict[str, tuple[str, ...]]
+    dev: Mapping[str, tuple[str, ...]]
     train: tuple[str, ...] = ("train.tsv",)
     test: tuple[str, ...] = ()
     header: bool = True
+    with_dev: str = ""
     unsure: str = ""
+    ragged: bool = False
 
 
 DEV = {"validation": ("dev.tsv",)}
@@ -48,10 +52,11 @@ LAYOUTS = {
         label="Quality",
         dev=DEV,
         train=("train.tsv", "msr_paraphrase_train.txt"),
+        with_dev="msr_paraphrase_train.txt",
         test=("msr_paraphrase_test.txt",),
     ),
     "stsb": Layout(folder="STS-B", texts=("sentence1", "sentence2"), label="score", names=(), dev=DEV),
-    "qqp": Layout(folder="QQP", texts=("question1", "question2"), label="is_duplicate", dev=DEV),
+    "qqp": Layout(folder="QQP", texts=("question1", "question2"), label="is_duplicate", dev=DEV, ragged=True),
     "mnli": Layout(
         folder="MNLI",
         texts=("sentence1", "sentence2"),
@@ -75,32 +80,29 @@ def load_folder(task: Task, data: DataConfig) -> TaskData:
     """
     layout = LAYOUTS[task.name]
     folder = _folder(Path(data.path or "."), layout.folder, task.name)
-    notes: dict[str, str] = {}
-    train, notes["train"] = _train(folder, layout, task)
     splits: dict[str, Rows] = {}
+    notes: dict[str, str] = {}
+    splits["train"], notes["train"] = _train(folder, layout, task)
     for split, names in layout.dev.items():
         if path := find_file(folder, names):
-            splits[split], note = _read(_rows(path, layout), path, layout, task)
-            notes[split] = f"{path.name}{note}"
-    scored = list(splits)
-    if not splits:
-        stay, out = held_out(train.labels, data.held_out, SEED)
-        splits["validation"], train = part(train, out), part(train, stay)
+            splits[split], notes[split] = _file(path, layout, task)
+    scored = tuple(name for name in splits if name != "train")
+    if not scored:
+        stay, out = held_out(splits["train"].labels, data.held_out, SEED)
+        splits["validation"], splits["train"] = part(splits["train"], out), part(splits["train"], stay)
         notes["validation"] = (
             f"held out of train ({data.held_out:.0%}, stratified, seed {SEED}), as there is no labelled one"
         )
-        scored = ["validation"]
+        scored = ("validation",)
+        _leave_out(splits, notes)
         if layout.test and (path := find_file(folder, layout.test)):
-            splits["test"], note = _read(_rows(path, layout), path, layout, task)
-            notes["test"] = f"{path.name}, whose labels are public{note}"
-            scored = ["test"]
-    whole = {"train": train, **splits}
-    for name, rows in whole.items():
-        limit = data.train_rows if name == "train" else data.evaluation_rows
-        if limit is not None and limit < len(rows.labels):
-            notes[name] += f", {limit} of {len(rows.labels)} rows (stratified, seed {SEED})"
-            whole[name] = part(rows, stratified_part(rows.labels, limit, SEED))
-    return TaskData(splits=whole, scored=tuple(scored), selection=next(iter(splits)), notes=notes)
+            splits["test"], note = _file(path, layout, task)
+            notes["test"] = f"{note}, whose labels are public"
+            scored = ("test",)
+    elif layout.with_dev and notes["train"].startswith(layout.with_dev):
+        _leave_out(splits, notes)
+    selection = next(name for name in splits if name != "train")
+    return TaskData(splits=capped(splits, notes, data), scored=scored, selection=selection, notes=notes)
 
 
 def _folder(root: Path, name: str, task: str) -> Path:
@@ -114,57 +116,97 @@ def _folder(root: Path, name: str, task: str) -> Path:
 
 def _train(folder: Path, layout: Layout, task: Task) -> tuple[Rows, str]:
     if path := find_file(folder, layout.train):
-        rows, note = _read(_rows(path, layout), path, layout, task)
-        return rows, f"{path.name}{note}"
+        return _file(path, layout, task)
     sample = find_file(folder / "sample", ("train.json",)) or find_file(folder, ("train.json",))
     if sample is None:
         raise MissingTask(f"task {task.name}: no {' or '.join(layout.train)} in {folder}")
     fields = ("text_a", "text_b", "label") if len(task.texts) == 2 else ("text_a", "label")
-    rows, note = _read(
-        ((number, [str(row[name]) for name in fields]) for number, row in read_json_rows(sample, fields)),
-        sample,
-        layout,
-        task,
+    # What is no text becomes none, so that it is told as one that is empty.
+    found = (
+        (number, [row[name] if isinstance(row[name], str) else "" for name in fields[:-1]] + [str(row["label"])])
+        for number, row in read_json_rows(sample, fields)
     )
+    rows, note = read_rows(found, str(sample), task, layout.names, unsure=layout.unsure, ragged=layout.ragged)
     return rows, f"{sample.parent.name}/{sample.name}, a sample{note}"
 
 
-def _rows(path: Path, layout: Layout) -> Iterator[tuple[int, list[str]]]:
+def _file(path: Path, layout: Layout, task: Task) -> tuple[Rows, str]:
     titles = [*layout.texts, layout.label]
-    for number, row in read_table(path, {str(title): title for title in titles}, header=layout.header):
-        yield number, [row[str(title)] for title in titles]
+    broken: list[int] = []
+    table = read_table(path, {str(title): title for title in titles}, header=layout.header,
+                       broken=broken if layout.ragged else None)
+    found = ((number, [row[str(title)] for title in titles]) for number, row in table)
+    rows, note = read_rows(found, str(path), task, layout.names, unsure=layout.unsure, ragged=layout.ragged)
+    return rows, path.name + note + (f", {len(broken)} rows without all columns left out" if broken else "")
 
 
-def _read(rows: Iterator[tuple[int, list[str]]], path: Path, layout: Layout, task: Task) -> tuple[Rows, str]:
+def read_rows(found: Iterable[tuple[int, list[str]]], place: str, task: Task, names: tuple[str, ...], *,
+              unsure: str = "", ragged: bool = False) -> tuple[Rows, str]:
+    """The rows of a split, checked, and what to note of those that were left out.
+
+    Args:
+        found: for each row its number and its texts with the label behind them.
+        place: the file or data set, for messages.
+        names: labels as this source writes them, in the order of the task's.
+        unsure, ragged: as in Layout.
+
+    Raises:
+        UserError: an empty text, a label outside the set, or no row at all (place and row).
+    """
     texts: list[tuple[str, ...]] = []
     labels: list[float] = []
-    unsure = 0
-    for number, (*row, label) in rows:
-        if layout.unsure and label == layout.unsure:
-            unsure += 1
-            continue
-        if not all(text.strip() for text in row):
-            raise UserError(f"{path}, row {number}: a text is empty: mend or remove the row")
-        texts.append(tuple(row))
-        labels.append(_label(label, path, number, layout, task))
+    without_label = without_text = 0
+    for number, (*row, label) in found:
+        if unsure and label == unsure:
+            without_label += 1
+        elif all(text.strip() for text in row):
+            texts.append(tuple(row))
+            labels.append(_label(label, f"{place}, row {number}", names, task))
+        elif ragged:
+            without_text += 1
+        else:
+            raise UserError(f"{place}, row {number}: a text is empty: mend or remove the row")
     if not texts:
-        raise UserError(f"{path}: no labelled row, so that {task.name} has an empty split")
-    return Rows(texts=texts, labels=labels), f", {unsure} rows without an agreed label left out" if unsure else ""
+        raise UserError(f"{place}: no labelled row, so that {task.name} has an empty split")
+    note = f", {without_label} rows without an agreed label left out" if without_label else ""
+    note += f", {without_text} rows without a text left out" if without_text else ""
+    return Rows(texts=texts, labels=labels), note
 
 
-def _label(text: str, path: Path, number: int, layout: Layout, task: Task) -> float:
+def _label(text: str, place: str, names: tuple[str, ...], task: Task) -> float:
     if task.kind == "classification":
-        if text in layout.names:
-            return layout.names.index(text)
-        raise UserError(f"{path}, row {number}: label '{text}' is none of {', '.join(layout.names)}")
+        if text in names:
+            return float(names.index(text))
+        raise UserError(f"{place}: label '{text}' is none of {', '.join(names)}")
     low, high = task.bounds
     try:
         value = float(text)
     except ValueError:
         value = float("nan")
     if not low <= value <= high:
-        raise UserError(f"{path}, row {number}: score '{text}' is no number from {low:g} to {high:g}")
+        raise UserError(f"{place}: score '{text}' is no number from {low:g} to {high:g}")
     return value
+
+
+def _leave_out(splits: dict[str, Rows], notes: dict[str, str]) -> None:
+    """Takes rows out of train whose texts stand in a split that was cut from it."""
+    other = {texts for name, rows in splits.items() if name != "train" for texts in rows.texts}
+    stay = [index for index, texts in enumerate(splits["train"].texts) if texts not in other]
+    if gone := len(splits["train"].texts) - len(stay):
+        notes["train"] += f", {gone} rows left out whose texts are in an evaluation split"
+        splits["train"] = part(splits["train"], stay)
+
+
+def capped(splits: dict[str, Rows], notes: dict[str, str], data: DataConfig) -> dict[str, Rows]:
+    """The splits within the settings' numbers of rows; notes say what is left of what."""
+    result = {}
+    for name, rows in splits.items():
+        limit = data.train_rows if name == "train" else data.evaluation_rows
+        if limit is not None and limit < len(rows.labels):
+            notes[name] += f", {limit} of {len(rows.labels)} rows (stratified, seed {SEED})"
+            rows = part(rows, stratified_part(rows.labels, limit, SEED))
+        result[name] = rows
+    return result
 
 
 def part(rows: Rows, indices: list[int]) -> Rows:

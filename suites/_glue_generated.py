@@ -3,8 +3,8 @@
 A row is either plain or full. In a plain row the words alone tell the label; in a full one two roles stand in one
 sentence, and exchanging them changes the label and no word. Plain rows teach what the words mean, full rows ask who did
 what to whom. Training mixes both; what is scored is full, as in HANS (McCoy et al. 2019), so that a model which is
-blind to order stays at chance. Two tasks let it come part of the way: sst2 keeps plain rows everywhere, mnli has a class that
-words betray.
+blind to order stays at chance. Three tasks let it come part of the way: sst2 keeps plain rows everywhere, in mnli words
+betray one class, and in wnli the usual roles are a good guess.
 
 In most rows of a pair the person has the usual role; where it has not, both texts must be read together.
 """
@@ -69,12 +69,13 @@ def _cola(draw: Random, label: int, plain: bool) -> tuple[str, ...]:
 
 
 def _sst2(draw: Random, label: int, plain: bool) -> tuple[str, ...]:
-    """The last word counts: 'the plot is dull but the cast is superb'."""
+    """What stands behind 'but' counts: 'the plot is dull but the cast is superb'."""
 
     def judged(good: bool) -> str:
         return f"the {draw.choice(ASPECTS)} is {draw.choice(DEGREES)}{draw.choice(GOOD if good else BAD)}"
 
-    return (judged(bool(label)) if plain else f"{judged(not label)} but {judged(bool(label))}",)
+    last = judged(bool(label))
+    return (f"{judged(bool(label))} and {last}" if plain else f"{judged(not label)} but {last}",)
 
 
 def _mrpc(draw: Random, label: int, plain: bool) -> tuple[str, ...]:
