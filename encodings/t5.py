@@ -6,9 +6,9 @@ Half of the buckets of a direction hold one distance each, the others grow logar
 last holds all beyond. Encoders split the buckets between keys behind and keys ahead; decoders give all of them to keys
 behind. One table serves all layers, as in T5, where layer 0 owns it and the others reuse it.
 
-Two conventions of T5 are left out for the sake of comparison: it drops the scale 1/sqrt(d), which here is the same for
-all encodings, and starts its table with standard deviation 1/sqrt(D), where it is 0.02 here. Cross attention gets no
-bias, as in the released code. Distances whose logarithm falls on a bucket's border are settled by exact arithmetic.
+One convention of T5 is left out for the sake of comparison: it drops the scale 1/sqrt(d), which here is the same for
+all encodings. The table starts from N(0, 1/sqrt(D)) as in the released code. Cross attention gets no bias, as there.
+Distances whose logarithm falls on a bucket's border are settled by exact arithmetic.
 
 Parameters: buckets * H.
 """
@@ -32,7 +32,7 @@ class T5(Encoding):
         title="Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer",
         arxiv="1910.10683",
         equations="none; section 2.1, and the bucket function of the released code",
-        differs="logits keep the scale 1/sqrt(d) of the template, and the table starts from N(0, 0.02)",
+        differs="logits keep the scale 1/sqrt(d) of the template",
     )
     properties = Properties(shift=True)
     space = {"buckets": [16, 32, 64], "max_distance": (64, 512)}
@@ -57,6 +57,9 @@ class T5(Encoding):
     @classmethod
     def parameter_count(cls, dimensions: Dimensions, config: Any) -> int:
         return config.buckets * dimensions.heads
+
+    def initial(self, name: str, value: Tensor, generator: torch.Generator) -> None:
+        value.normal_(0.0, self.dimensions.width**-0.5, generator=generator)
 
     def offset_bias(self, distance: Tensor) -> Tensor:
         bucket = maths.t5_buckets(distance, self.config.buckets, self.config.max_distance,

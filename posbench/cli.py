@@ -205,9 +205,8 @@ def main() -> None:
         sys.stderr.write(f"posbench: error: {error}\n")
         sys.exit(error.exit_code)
     except TyperException as error:
-        sys.stderr.write(
-            f"posbench: error: {getattr(error, 'format_message', lambda: error)()} (posbench --help shows the commands)\n"
-        )
+        told = error.format_message() if hasattr(error, "format_message") else str(error)
+        sys.stderr.write(f"posbench: error: {' '.join(told.split())} (posbench --help shows the commands)\n")
         sys.exit(2)
     except (KeyboardInterrupt, typer.Abort):
         sys.stderr.write("posbench: interrupted; finished trials are kept, the same command goes on\n")

@@ -146,6 +146,11 @@ def _header(plan: Plan, records: Mapping[str, Record]) -> dict[str, str]:
         "; ".join(_constant(task, _tasks(plan)[task].task, data) for task, data in rows.items())
         + " (what the most frequent class or the mean of train scores)"
     )
+    scales = {record.label: record.facts["position_rms"] for record in known}
+    header["position scale"] = (
+        "; ".join(f"{label} {scale:.2f}" for label, scale in scales.items() if scale)
+        + " (root mean square added to the token embeddings by the first weights, over theirs; 0 for all others)"
+    )
     if cut := {task: share for task, trial in _tasks(plan).items() if (share := _cut(trial))}:
         header["cut rows"] = "; ".join(f"{task} {share}" for task, share in cut.items())
     if plan.skipped:

@@ -241,6 +241,7 @@ class _Run:
     def _point(self, metric: str, step: int, value: float) -> None:
         self.curves.append({"step": step, "metric": metric, "value": value})
 
+    @torch.no_grad()
     def _position_rms(self) -> float:
         """Root mean square of what the encoding adds to the token embeddings, over theirs, with the first weights."""
         model = Transformer(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import io
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -190,3 +192,43 @@ def test_a_failed_trial_is_shown_and_the_exit_code_is_1(tmp_path: Path) -> None:
     assert "failed" in run.stdout and "out of luck" in run.stderr and "Traceback" not in run.stderr
     again = posbench(tmp_path / "home", *arguments)
     assert again.returncode == 1 and "RuntimeError: out of luck" in again.stdout
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_study_goes_on_where_it_stopped(
+    done: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path, number: int, code: int
+) -> None:
+    """As Ctrl-C does it, the signal reaches the whole group; no worker is left, no trial is lost or run twice."""
+    home = tmp_path / "home"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "posbench", "study", "glue", *TINY, *GRID, "--jobs", "2"],
+        cwd=ROOT,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        env={**os.environ, "POSBENCH_HOME": str(home), "COLUMNS": "160"},
+    )
+    assert process.stderr is not None
+    while not process.stderr.readline().startswith("[3/"):
+        assert process.poll() is None
+    os.killpg(process.pid, number)
+    process.communicate(timeout=60)
+    assert process.returncode == code
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.pid, 0)
+    kept = {file: file.stat().st_mtime_ns for file in (home / "trials").rglob("manifest.json")}
+    assert 3 <= len(kept) < 18
+    again = posbench(home, "study", "glue", *TINY, *GRID, "--jobs", "2")
+    assert again.returncode == 0 and f"{len(kept)} of 18 trials are in the store already" in again.stderr
+    assert all(file.stat().st_mtime_ns == before for file, before in kept.items())
+    undisturbed, _ = done
+    tables = [(folder / "glue-mini" / "tidy.csv").read_text() for folder in (home, undisturbed)]
+    scores = [
+        [
+            (row["encoding"], row["task"], row["split"], row["seed"], row["metric"], row["value"])
+            for row in csv.DictReader(io.StringIO(table))
+        ]
+        for table in tables
+    ]
+    assert scores[0] == [row for row in scores[1] if row[3] in ("0", "1")]
