@@ -266,6 +266,9 @@ def _tracker(name: str) -> Any:
 
 def _jobs(jobs: int, threads: int, device: str) -> int:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    # Each is a process with its own torch, half a gigabyte before it has trained anything.
+    if jobs > 4 * cores:
+        raise UserError(f"--jobs {jobs}: this machine has {cores} cores; give at most {4 * cores}, or 0 for as many as fit")
     return jobs or (1 if device == "cuda" else max(1, cores // threads))
 
 

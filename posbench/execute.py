@@ -53,7 +53,7 @@ def run_and_keep(trial: Trial, store: Store) -> Record:
         record, predictions = failed(trial, "refused", str(error)), {}
     except UserError as error:
         record, predictions = failed(trial, "failed", str(error)), {}
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a plugin that wants to leave ends its trial, not the study
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
         record, predictions = failed(trial, "failed", reason, traceback.format_exc()), {}
     store.keep(record, predictions)
@@ -107,7 +107,11 @@ class _Pool:
                 else:
                     if kind == "storage":
                         raise StorageError(content)
-                    record = self.store.load(trial.fingerprint)
+                    if content == trial.fingerprint:
+                        record = self.store.load(content)
+                    else:
+                        changed = "its plugin or data changed while the study ran: run the study again"
+                        record = failed(trial, "failed", changed)
                 self._give(worker, waiting)
                 yield record
 
@@ -148,11 +152,10 @@ def _serve(connection: Connection, root: Path) -> None:
     while True:
         try:
             config = connection.recv()
+            try:
+                answer = ("kept", run_and_keep(resolve(config), store).fingerprint)
+            except StorageError as error:
+                answer = ("storage", str(error))
+            connection.send(answer)
         except (EOFError, OSError):
             return
-        try:
-            run_and_keep(resolve(config), store)
-            answer = ("kept", "")
-        except StorageError as error:
-            answer = ("storage", str(error))
-        connection.send(answer)
