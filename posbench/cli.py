@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 from pathlib import Path
@@ -11,8 +12,9 @@ from typing import Annotated, Any
 import typer
 from typer.exceptions import TyperException
 
+from posbench.arguments import assignment, names, path_of, seed_numbers, trials_at_once
 from posbench.console import Progress, say, short
-from posbench.errors import UserError
+from posbench.errors import StorageError, UserError, one_line
 
 app = typer.Typer(
     name="posbench",
@@ -57,15 +59,15 @@ def study(
     from posbench.config import EncodingChoice
     from posbench.store import Store
 
-    changes: dict[str, Any] = dict(_pair(text) for text in set_ or [])
+    changes: dict[str, Any] = dict(assignment(text) for text in set_ or [])
     if encodings:
         from posbench.config import to_plain
 
-        changes["encodings"] = [to_plain(EncodingChoice.parse(text)) for text in _list(encodings, "encodings")]
+        changes["encodings"] = [to_plain(EncodingChoice.parse(text)) for text in names(encodings, "encodings")]
     if tasks:
-        changes["tasks"] = _list(tasks, "tasks")
+        changes["tasks"] = names(tasks, "tasks")
     if seeds:
-        changes["seeds"] = _seeds(seeds)
+        changes["seeds"] = seed_numbers(seeds)
     if baseline:
         changes["baseline"] = EncodingChoice.parse(baseline).label
     if tokenizer:
@@ -73,22 +75,25 @@ def study(
     if data == "hub":
         changes |= {"data.source": "hub", "data.revision": revision or None}
     elif data:
-        changes |= {"data.source": "folder", "data.path": str(Path(data).resolve())}
+        changes |= {"data.source": "folder", "data.path": str(path_of(data, "--data"))}
     wanted = studies.from_preset(suite, preset, changes)
     plan = studies.plan(wanted, skip_missing=skip_missing)
     _prove_plugins(plan)
-    folder = (out or home() / f"{plan.study.suite}-{plan.study.preset}").resolve()
+    folder = path_of(out, "--out") if out else home() / f"{plan.study.suite}-{plan.study.preset}"
     copy = _tracker(tracker)
+    at_once = trials_at_once(jobs, plan.study.train.threads, plan.study.train.device)
     studies.claim(folder, plan.study)
     store = Store(home() / "trials")
     for why in plan.skipped.values():
         say(f"skipped: {why}")
     copy.prepare()
-    copy.begin(f"posbench-{folder.name}", f"{plan.trials[0].suite.title}, preset {plan.study.preset}")
+    # Names in MLflow are narrower than names of folders.
+    copy.begin(
+        "posbench-" + re.sub(r"[^A-Za-z0-9._-]+|\.{2,}", "-", folder.name)[:50],
+        f"{plan.trials[0].suite.title}, preset {plan.study.preset}",
+    )
     with Progress(len(plan.trials), len(studies.stored(plan.trials, store))) as watch:
-        records = studies.run(
-            plan, store, jobs=_jobs(jobs, plan.study.train.threads, plan.study.train.device), tracker=copy, watch=watch
-        )
+        records = studies.run(plan, store, jobs=at_once, tracker=copy, watch=watch)
     files = _report(plan, records, folder)
     from posbench.outcome import summary
 
@@ -199,21 +204,20 @@ def main() -> None:
     """Runs a command; a mistake of the user's is one line and an exit code, never a traceback."""
     signal.signal(signal.SIGTERM, _terminated)
     try:
-        # Without standalone mode Ctrl-C is not turned into a plain 1, and a wrong option not into a page of usage.
-        sys.exit(app(standalone_mode=False))
+        # Without standalone mode a wrong option is not turned into a page of usage; Ctrl-C comes back as 130.
+        code = app(standalone_mode=False)
     except UserError as error:
-        sys.stderr.write(f"posbench: error: {error}\n")
+        sys.stderr.write(f"posbench: error: {one_line(str(error))}\n")
         sys.exit(error.exit_code)
     except TyperException as error:
         told = error.format_message() if hasattr(error, "format_message") else str(error)
-        sys.stderr.write(f"posbench: error: {' '.join(told.split())} (posbench --help shows the commands)\n")
+        sys.stderr.write(f"posbench: error: {one_line(told)} (posbench --help shows the commands)\n")
         sys.exit(2)
     except (KeyboardInterrupt, typer.Abort):
+        code = 130
+    if code == 130:
         sys.stderr.write("posbench: interrupted; finished trials are kept, the same command goes on\n")
-        sys.exit(130)
-    except BrokenPipeError:
-        # The reader of a pipe has had enough; what is left in the buffer must not raise again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(code)
 
 
 def _terminated(number: int, frame: Any) -> None:
@@ -255,7 +259,10 @@ def _tracker(name: str) -> Any:
     if name == "none":
         return track.Tracker()
     if name == "json":
-        home().mkdir(parents=True, exist_ok=True)
+        try:
+            home().mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StorageError(f"folder '{home()}' cannot be made: {error.strerror}: set POSBENCH_HOME") from None
         return track.JsonLines(home() / "trials.jsonl")
     if name == "mlflow":
         return track.MLflow(os.environ.get("MLFLOW_TRACKING_URI") or home())
@@ -264,38 +271,8 @@ def _tracker(name: str) -> Any:
     raise UserError(f"unknown tracker '{name}', {nearest(name, ('mlflow', 'json', 'none'))}")
 
 
-def _jobs(jobs: int, threads: int, device: str) -> int:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    # Each is a process with its own torch, half a gigabyte before it has trained anything.
-    if jobs > 4 * cores:
-        raise UserError(f"--jobs {jobs}: this machine has {cores} cores; give at most {4 * cores}, or 0 for as many as fit")
-    return jobs or (1 if device == "cuda" else max(1, cores // threads))
-
-
 def _described(value: Any) -> str:
     paper = getattr(value, "paper", None)
     if paper is not None:
         return f"{paper.title} (arXiv {paper.arxiv})"
     return str(getattr(value, "title", None) or getattr(value, "name", ""))
-
-
-def _list(text: str, what: str) -> list[str]:
-    parts = [part.strip() for part in text.split(",")]
-    if not all(parts):
-        raise UserError(f"--{what} {text!r} has an empty name: separate names by single commas")
-    return parts
-
-
-def _seeds(text: str) -> list[int]:
-    try:
-        numbers = [int(part) for part in text.split(",")]
-    except ValueError:
-        raise UserError(f"--seeds {text!r}: give how many (6) or which (0,1,2)") from None
-    return list(range(numbers[0])) if len(numbers) == 1 else numbers
-
-
-def _pair(text: str) -> tuple[str, str | None]:
-    name, found, value = text.partition("=")
-    if not found or not name:
-        raise UserError(f"--set {text!r}: write NAME=VALUE, such as train.steps=100")
-    return name, None if value == "none" else value

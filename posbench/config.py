@@ -15,7 +15,7 @@ from pydantic.dataclasses import dataclass
 from posbench.errors import UserError, nearest
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_strict = ConfigDict(extra="forbid")
+_strict = ConfigDict(extra="forbid", allow_inf_nan=False)
 C = TypeVar("C")
 Scalar = bool | int | float | str | None
 
@@ -39,6 +39,8 @@ class EncodingChoice:
         options: dict[str, Scalar] = {}
         for pair in pairs:
             option, _, value = pair.partition("=")
+            if option in options:
+                raise UserError(f"encoding '{text}': option '{option}' is given twice: give it once")
             options[option] = value
         return cls(name=name, options=options)
 
@@ -54,15 +56,15 @@ class ModelConfig:
     """The template around the encoding; nothing here depends on the encoding."""
 
     shape: Literal["encoder", "decoder"] = setting("encoder", "'decoder' lets a token see no later one")
-    width: int = setting(256, "features of a token", ge=1)
-    layers: int = setting(4, "blocks", ge=1)
-    heads: int = setting(4, "attention heads; they share the width", ge=1)
-    feedforward: int = setting(1024, "features inside a block's two-layer network", ge=1)
+    width: int = setting(256, "features of a token", ge=1, le=65536)
+    layers: int = setting(4, "blocks", ge=1, le=1000)
+    heads: int = setting(4, "attention heads; they share the width", ge=1, le=1024)
+    feedforward: int = setting(1024, "features inside a block's two-layer network", ge=1, le=1000000)
     norm: Literal["pre", "post"] = setting("pre", "layer norm before each sublayer, or after its residual sum (BERT)")
     activation: Literal["gelu", "relu"] = setting("gelu", "non-linearity of the two-layer network")
     dropout: float = setting(0.1, "probability to zero an element of a sublayer's output", ge=0, lt=1)
     attention_dropout: float = setting(0.0, "probability to zero an attention weight", ge=0, lt=1)
-    token_types: int = setting(2, "segment embeddings that tell the texts of a pair apart; 0 for none", ge=0)
+    token_types: int = setting(2, "segment embeddings that tell the texts of a pair apart; 0 for none", ge=0, le=64)
     pool: Literal["cls", "mean", "last"] = setting("cls", "which token states a sequence head reads")
     initial_std: float = setting(0.02, "standard deviation of the weights of linear layers at the start", gt=0)
     embedding_std: float = setting(0.02, "standard deviation of token embeddings at the start", gt=0)
@@ -70,26 +72,28 @@ class ModelConfig:
     def __post_init__(self) -> None:
         if self.width % self.heads:
             raise ValueError(f"width {self.width} is no multiple of heads {self.heads}")
+        if self.token_types == 1:
+            raise ValueError("token_types 1 cannot tell two texts apart: give 0 for none, or 2")
 
 
 @dataclass(frozen=True, kw_only=True, config=_strict)
 class TrainConfig:
     """How a model is trained; equal for all encodings of a study."""
 
-    steps: int | None = setting(None, "optimizer updates; or state epochs", ge=1)
-    epochs: float | None = setting(None, "passes over the training rows; or state steps", gt=0)
-    batch_size: int = setting(32, "rows of one update", ge=1)
+    steps: int | None = setting(None, "optimizer updates; or state epochs", ge=1, le=100000000)
+    epochs: float | None = setting(None, "passes over the training rows; or state steps", gt=0, le=100000)
+    batch_size: int = setting(32, "rows of one update", ge=1, le=1000000)
     learning_rate: float = setting(1e-3, "peak of the schedule", gt=0)
     warmup: float = setting(0.1, "share of the updates in which the rate rises from 0 to its peak", ge=0, lt=1)
     weight_decay: float = setting(0.01, "AdamW's decay of matrices; never of norms, biases and position tables", ge=0)
     beta2: float = setting(0.999, "AdamW's decay of the second moment", gt=0, lt=1)
     clip: float = setting(1.0, "largest norm of the gradient", gt=0)
     evaluations: int = setting(
-        4, "evaluations on validation during training, the last of them after the last update", ge=1
+        4, "evaluations on validation during training, the last of them after the last update", ge=1, le=1000
     )
     select: Literal["last", "best"] = setting("last", "report the last weights, or the best on validation")
     device: Literal["auto", "cpu", "cuda"] = setting("auto", "where trials run; a study settles 'auto' once for all")
-    threads: int = setting(1, "processor threads of one trial; more change the last bits of a sum", ge=1)
+    threads: int = setting(1, "processor threads of one trial; more change the last bits of a sum", ge=1, le=1024)
 
     def __post_init__(self) -> None:
         if (self.steps is None) == (self.epochs is None):
@@ -104,9 +108,9 @@ class DataConfig:
     path: str | None = setting(None, "the folder of the original files")
     revision: str | None = setting(None, "commit of the hub data set")
     tokenizer: str = setting("wordpiece", "'wordpiece' or 'bpe', trained on the training rows, or a vocabulary file")
-    vocabulary: int = setting(8192, "largest number of tokens of a trained vocabulary", ge=32)
+    vocabulary: int = setting(8192, "largest number of tokens of a trained vocabulary", ge=32, le=1000000)
     max_length: int = setting(
-        128, "tokens of a row with its special tokens; longer ones lose the end of the longer text", ge=4
+        128, "tokens of a row with its special tokens; longer ones lose the end of the longer text", ge=4, le=1000000
     )
     train_rows: int | None = setting(None, "a seeded stratified part of the training rows; all by default", ge=1)
     evaluation_rows: int | None = setting(None, "the same for evaluation rows", ge=1)
@@ -122,7 +126,7 @@ class TrialConfig:
     encoding: EncodingChoice
     suite: str
     task: str
-    seed: Annotated[int, Field(ge=0)]
+    seed: Annotated[int, Field(ge=0, lt=2**31)]
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
     train: TrainConfig
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
@@ -136,7 +140,7 @@ class StudyConfig:
     preset: str
     encodings: tuple[EncodingChoice, ...]
     tasks: tuple[str, ...]
-    seeds: tuple[int, ...]
+    seeds: tuple[Annotated[int, Field(ge=0, lt=2**31)], ...]
     baseline: str = setting("learned", "the encoding that the others are compared with")
     alpha: float = setting(0.05, "level of the tests, after correction", gt=0, lt=1)
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)

@@ -15,7 +15,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
 from posbench.config import ModelConfig, TrainConfig
-from posbench.encoding import Encoding
+from posbench.encoding import HOOKS, Encoding, overrides
 from posbench.transformer import Head, Transformer
 
 # The profiler's back end reports its own start and stop on standard error otherwise.
@@ -56,14 +56,18 @@ def measure(
 
     Returns:
         One dict an encoding: encoding, parameters, flops (of one step), step_ratio (to the template without an
-        encoding), step_seconds, peak_memory (bytes live at once in a step, weights and optimizer left out).
+        encoding), step_seconds, peak_memory (bytes live at once in a step, weights and optimizer left out). None where
+        the encoding broke down.
     """
     torch.set_num_threads(train.threads)
     device = torch.device("cuda" if train.device != "cpu" and torch.cuda.is_available() else "cpu")
-    steps = {
-        label: _step(cls, options, model, train, shape, device)
-        for label, (cls, options) in {"": (Encoding, None), **encodings}.items()
-    }
+    steps: dict[str, tuple[Transformer, Callable[[], None]]] = {}
+    for label, (cls, options) in {"": (Encoding, None), **encodings}.items():
+        try:
+            steps[label] = _step(cls, options, model, train, shape, device)
+            _timed(steps[label][1], device)
+        except Exception:  # its trials say what is wrong with it; the costs of the others are wanted all the same
+            steps.pop(label, None)
     seconds: dict[str, list[float]] = {label: [] for label in steps}
     labels = list(steps)
     for number in range(WARMUP + ROUNDS):
@@ -72,21 +76,25 @@ def measure(
             spent = _timed(steps[label][1], device)
             if number >= WARMUP:
                 seconds[label].append(spent)
-    costs = []
-    for label in encodings:
-        network, step = steps[label]
-        middle = statistics.median(seconds[label])
-        costs.append(
-            {
-                "encoding": label,
-                "parameters": sum(p.numel() for p in network.parameters() if p.requires_grad),
-                "flops": _flops(step),
-                "step_ratio": middle / statistics.median(seconds[""]),
-                "step_seconds": middle,
-                "peak_memory": _peak_memory(step, device),
-            }
-        )
-    return costs
+    middle = {label: statistics.median(spent) for label, spent in seconds.items()}
+    # An encoding without hooks is the bare template itself, and then its own time is what the others are held against.
+    bare = next((label for label, (cls, _) in encodings.items() if label in steps and not overrides(cls, *HOOKS)), "")
+    return [
+        _costs(label, *steps[label], device)
+        | {"step_ratio": middle[label] / middle[bare], "step_seconds": middle[label]}
+        if label in steps
+        else {"encoding": label, **dict.fromkeys(("parameters", "flops", "step_ratio", "step_seconds", "peak_memory"))}
+        for label in encodings
+    ]
+
+
+def _costs(label: str, network: Transformer, step: Callable[[], None], device: torch.device) -> dict[str, Any]:
+    return {
+        "encoding": label,
+        "parameters": sum(p.numel() for p in network.parameters() if p.requires_grad),
+        "flops": _flops(step),
+        "peak_memory": _peak_memory(step, device),
+    }
 
 
 def _step(

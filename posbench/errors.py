@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from pathlib import Path
 
 
 class UserError(Exception):
@@ -43,3 +44,27 @@ def nearest(name: str, known: Iterable[str]) -> str:
     if close:
         return "did you mean " + " or ".join(f"'{choice}'" for choice in close) + "?"
     return "known: " + ", ".join(choices) if choices else "none is known"
+
+
+def one_line(text: str, limit: int = 2000) -> str:
+    """The text on one line, without control characters, which a terminal would obey, and not without end."""
+    plain = "".join(char if char.isprintable() else " " for char in text)
+    words = " ".join(plain.split())
+    return words if len(words) <= limit else words[:limit] + " ..."
+
+
+def is_file(path: Path) -> bool:
+    """Whether there is such a file; a path that the system cannot even ask for is none."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def reason_of(error: BaseException) -> str:
+    """Class and message of an exception, also of one that cannot state its message."""
+    try:
+        told = one_line(str(error))
+    except Exception:
+        told = "(its message cannot be shown)"
+    return f"{type(error).__name__}: {told}" if told else type(error).__name__

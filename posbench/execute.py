@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
+import threading
 import traceback
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -12,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from posbench.config import to_plain
-from posbench.errors import ContextLengthExceeded, StorageError, UserError
+from posbench.errors import ContextLengthExceeded, StorageError, UserError, reason_of
 from posbench.store import Record, Store
 from posbench.trial import Trial, resolve
 
@@ -53,8 +55,10 @@ def run_and_keep(trial: Trial, store: Store) -> Record:
         record, predictions = failed(trial, "refused", str(error)), {}
     except UserError as error:
         record, predictions = failed(trial, "failed", str(error)), {}
-    except (Exception, SystemExit) as error:  # a plugin that wants to leave ends its trial, not the study
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a plugin that wants to leave, by SystemExit or worse, ends its trial alone
+        reason = reason_of(error)
         record, predictions = failed(trial, "failed", reason, traceback.format_exc()), {}
     store.keep(record, predictions)
     return record
@@ -144,10 +148,19 @@ class _Pool:
                 worker.process.kill()
 
 
+def _end_with_parent() -> None:
+    """A coordinator that was killed runs again soon, and nothing may train or write beside it."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
+    os._exit(1)
+
+
 def _serve(connection: Connection, root: Path) -> None:
     """A worker's life: a trial in, a word out, until the other side is gone."""
     # Ctrl-C reaches the whole group; the coordinator decides what becomes of the workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     store = Store(root)
     while True:
         try:

@@ -71,7 +71,7 @@ def _rows(trial: Trial, record: Record, costs: Mapping[str, Any]) -> Iterable[di
         "task": config.task,
         "seed": config.seed,
         "parameters": record.parameters or None,
-        "flops": costs["flops"] * record.facts["updates"] if costs and "updates" in record.facts else None,
+        "flops": costs["flops"] * record.facts["updates"] if costs.get("flops") and "updates" in record.facts else None,
         "seconds": record.seconds or None,
         "peak_memory": costs.get("peak_memory"),
         "status": record.status,

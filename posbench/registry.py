@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from posbench.errors import UserError, nearest
+from posbench.errors import UserError, is_file, nearest, reason_of
 
 AGREED = {"encodings": "ENCODING", "suites": "SUITE", "reports": "REPORT"}
 NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
@@ -93,7 +93,7 @@ class Registry:
         return self._plugin(name, module, first.origin, first.entry.attr or self.attribute)
 
     def _load_file(self, path: Path) -> Plugin:
-        if not path.is_file():
+        if not is_file(path):
             raise UserError(f"{self.singular} file '{path}' does not exist: give the path of a Python file")
         name = path.stem
         if not NAME.fullmatch(name):
@@ -113,7 +113,9 @@ class Registry:
             sys.modules[module_name] = module
             try:
                 spec.loader.exec_module(module)
-            except Exception as error:
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # SystemExit too: a plugin must not end the program
                 del sys.modules[module_name]
                 raise UserError(self._broken(str(path), error)) from error
         return self._plugin(name, sys.modules[module_name], f"file {path}")
@@ -121,12 +123,13 @@ class Registry:
     def _imported(self, module: str, origin: str) -> ModuleType:
         try:
             return importlib.import_module(module)
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # SystemExit too: a plugin must not end the program
             raise UserError(self._broken(origin, error)) from error
 
-    def _broken(self, origin: str, error: Exception) -> str:
-        reason = " ".join(str(error).split())
-        return f"{self.singular} {origin} cannot be imported: {type(error).__name__}: {reason}"
+    def _broken(self, origin: str, error: BaseException) -> str:
+        return f"{self.singular} {origin} cannot be imported: {reason_of(error)}"
 
     def _plugin(self, name: str, module: ModuleType, origin: str, attribute: str | None = None) -> Plugin:
         attribute = attribute or self.attribute

@@ -10,7 +10,7 @@ from typing import Any
 
 from posbench.config import EncodingChoice, StudyConfig, build, override, to_plain
 from posbench.data import MissingTask
-from posbench.errors import ContextLengthExceeded, StorageError, UserError, nearest
+from posbench.errors import ContextLengthExceeded, StorageError, UserError, is_file, nearest, reason_of
 from posbench.store import Record, Store, write_atomically
 from posbench.track import Tracker
 from posbench.transformer import Transformer
@@ -58,10 +58,20 @@ def from_preset(suite_name: str, preset: str, changes: Mapping[str, Any]) -> Stu
         import torch
 
         study = override(study, {"train.device": "cuda" if torch.cuda.is_available() else "cpu"})
+    elif study.train.device == "cuda":
+        import torch
+
+        if not torch.cuda.is_available():
+            raise UserError(
+                "train.device is cuda, and this machine has no GPU that torch can use: leave it out, or say cpu"
+            )
+    labels = [encoding.label for encoding in study.encodings]
+    if "baseline" in changes and study.baseline not in labels:
+        raise UserError(f"the baseline '{study.baseline}' is not in the study, {nearest(study.baseline, labels)}")
     for what, values in (
         ("task", study.tasks),
         ("seed", study.seeds),
-        ("encoding", [e.label for e in study.encodings]),
+        ("encoding", labels),
     ):
         if not values:
             raise UserError(f"the study has no {what}: name at least one")
@@ -108,6 +118,13 @@ def plan(study: StudyConfig, *, skip_missing: bool = False) -> Plan:
             skipped[task] = str(error)
     if not trials:
         raise UserError("every task is missing: " + "; ".join(skipped.values()))
+    alike: dict[str, Trial] = {}
+    for trial in trials:
+        if (other := alike.setdefault(trial.fingerprint, trial)) is not trial:
+            raise UserError(
+                f"encodings '{other.config.encoding.label}' and '{trial.config.encoding.label}' are one and the same: "
+                "name one of them"
+            )
     for trial in {trial.config.encoding.label: trial for trial in trials}.values():
         _fits(trial)
     left = tuple(task for task in study.tasks if task not in skipped)
@@ -121,12 +138,23 @@ def _fits(trial: Trial) -> None:
     from posbench.runner import head_of
 
     longest = trial.config.data.max_length
-    with torch.device("meta"):
-        model = Transformer(
-            trial.config.model, trial.encoding, trial.options, vocabulary=8, length=longest, head=head_of(trial.task)
-        )
-    limit = model.encodings[0].max_length
-    if isinstance(limit, int) and limit < longest:
+    try:
+        with torch.device("meta"):
+            model = Transformer(
+                trial.config.model,
+                trial.encoding,
+                trial.options,
+                vocabulary=8,
+                length=longest,
+                head=head_of(trial.task),
+            )
+        limit = model.encoding(0).max_length
+    except UserError:
+        raise
+    except Exception as error:
+        label = trial.config.encoding.label
+        raise UserError(f"encoding '{label}' cannot be built with these settings: {reason_of(error)}") from error
+    if limit is not None and limit < longest:
         raise ContextLengthExceeded(trial.plugin.name, limit, longest)
 
 
@@ -139,16 +167,16 @@ def claim(folder: Path, study: StudyConfig) -> None:
     """
     mine = to_plain(study)
     known = folder / IDENTITY
-    if known.is_file():
+    if is_file(known):
         theirs = read_identity(folder)
         if differences := _differences(_settings(theirs), _settings(mine)):
             raise UserError(
                 f"folder '{folder}' belongs to another study ({'; '.join(differences[:3])}): "
                 "choose another with --out, or remove it"
             )
-    elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"folder '{folder}' holds something that is no study: choose another with --out")
     try:
+        if not is_file(known) and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise UserError(f"folder '{folder}' holds something that is no study: choose another with --out")
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(known, json.dumps(mine, indent=1, sort_keys=True).encode())
     except OSError as error:

@@ -12,7 +12,7 @@ from typing import Any
 from posbench.config import DataConfig, TrialConfig, digest, to_plain
 from posbench.data import data_hash
 from posbench.encoding import Encoding
-from posbench.errors import UserError, nearest
+from posbench.errors import UserError, nearest, reason_of
 from posbench.options import build_options
 from posbench.registry import ENCODINGS, SUITES, Plugin
 from posbench.suite import Suite, Task, TaskData
@@ -54,12 +54,21 @@ def resolve(config: TrialConfig) -> Trial:
     plugin = ENCODINGS.load(config.encoding.name)
     if not (isinstance(plugin.value, type) and issubclass(plugin.value, Encoding)):
         raise UserError(f"encoding {plugin.origin}: ENCODING is no subclass of posbench.encoding.Encoding")
-    options = build_options(plugin.name, plugin.value, config.encoding.options)
+    try:
+        options = build_options(plugin.name, plugin.value, config.encoding.options)
+        plain_options = dataclasses.asdict(options)
+        digest(plain_options)
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(
+            f"encoding '{plugin.name}': its Config is no frozen dataclass of plain values ({reason_of(error)})"
+        ) from error
     suite = load_suite(config.suite)
     if config.task not in suite.tasks:
         raise UserError(f"suite '{suite.name}' has no task '{config.task}', {nearest(config.task, suite.tasks)}")
     plain = to_plain(config)
-    plain["encoding"] = {"name": plugin.name, "options": dataclasses.asdict(options), "source": plugin.source_hash}
+    plain["encoding"] = {"name": plugin.name, "options": plain_options, "source": plugin.source_hash}
     plain["suite"] = {"name": suite.name, "version": suite.version}
     for place in ("path", "revision", "source"):
         del plain["data"][place]
@@ -81,7 +90,16 @@ def load_suite(name: str) -> Suite:
 @functools.lru_cache(maxsize=16)
 def load_rows(suite: str, task: str, data: DataConfig) -> tuple[TaskData, str]:
     """The labelled splits of a task and the hash of their content; read once in a process."""
-    rows = load_suite(suite).load(task, data)
+    owner = load_suite(suite)
+    rows = owner.load(task, data)
+    for name, split in rows.splits.items():
+        if not split.labels:
+            raise UserError(f"task {task}: the split '{name}' is empty: give more rows")
+        if name in rows.scored and len(set(split.labels)) < 2:
+            raise UserError(
+                f"task {task}: all {len(split.labels)} labels of the split '{name}' are equal, so that no answer can be "
+                "told from another: give rows of every class"
+            )
     return rows, data_hash(rows)
 
 

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -110,6 +111,7 @@ WRONG = [
     (["--seeds", "0"], "the study has no seed"),
     (["--seeds", "1,1"], "names seed 1 twice"),
     (["--tokenizer", "nowhere.txt"], "'nowhere.txt' cannot be read"),
+    (["--jobs", "1000"], "give at most"),
     (["--tracker", "wandb"], "unknown tracker 'wandb'"),
     (["--data", "nowhere"], "nowhere"),
     (["--set", "model.width=30", "--set", "model.heads=4"], "no multiple of heads"),
@@ -232,3 +234,106 @@ def test_an_interrupted_study_goes_on_where_it_stopped(
         for table in tables
     ]
     assert scores[0] == [row for row in scores[1] if row[3] in ("0", "1")]
+
+
+MORE_WRONG = [
+    (["--seeds", "99999999999999999999"], "up to 1000"),
+    (["--seeds=-1,2"], "greater than or equal to 0"),
+    (["--set", "train.learning_rate=inf"], "learning_rate"),
+    (["--set", "data.vocabulary=1000000000000"], "less than or equal to"),
+    (["--set", "model.token_types=1"], "token_types 1"),
+    (["--set", "encodings=x"], "settings are those of model, train and data"),
+    (["--set", "train.device=cuda"], "no GPU"),
+    (["--baseline", "zzz"], "baseline 'zzz' is not in the study"),
+    (["--encodings", "rope,rope:base=10000"], "are one and the same"),
+    (["--encodings", "rope:base=1:base=2"], "given twice"),
+    (["--encodings", "a" * 300 + ".py"], "does not exist"),
+    (["--encodings", "two\nlines"], "unknown encoding 'two lines'"),
+    (["--out", "x" * 300], "x"),
+    (["--data", "nul\0byte"], "--data"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "told"), MORE_WRONG, ids=[ascii(" ".join(a))[:40] for a, _ in MORE_WRONG])
+def test_absurd_values_are_told_in_one_line_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], told: str
+) -> None:
+    import torch
+
+    if "train.device=cuda" in arguments and torch.cuda.is_available():
+        pytest.skip("there is a GPU here, so cuda is no mistake")
+    test_bad_input_is_one_line_and_writes_nothing(tmp_path, monkeypatch, capsys, arguments, told)
+
+
+BEHAVIOURS = {
+    "leaves": "raise SystemExit(0)",
+    "worse": "raise GeneratorExit",
+    "dumb": "raise type('Dumb', (Exception,), {'__str__': lambda self: 1 / 0})",
+}
+
+
+@pytest.mark.parametrize("behaviour", BEHAVIOURS)
+def test_a_plugin_that_wants_to_leave_ends_its_own_trials_alone(tmp_path: Path, behaviour: str) -> None:
+    """Batches of training are larger than those of the contract, so that it breaks where the others train too."""
+    plugin = tmp_path / f"{behaviour}.py"
+    plugin.write_text(
+        f'"""{behaviour}."""\nfrom posbench.encoding import Encoding, Paper, Properties\nclass Plugin(Encoding):\n'
+        "    paper = Paper(title='t', arxiv='2305.19466', equations='none')\n"
+        "    properties = Properties(permutation=True, reversal=True, shift=True)\n"
+        f"    def embed(self, x, at):\n        if x.shape[0] >= 16:\n            {BEHAVIOURS[behaviour]}\n        return x\n"
+        "ENCODING = Plugin\n"
+    )
+    run = posbench(
+        tmp_path / "home",
+        "study",
+        "glue",
+        *TINY,
+        "--tracker",
+        "none",
+        "--jobs",
+        "1",
+        "--encodings",
+        f"{plugin},nope",
+        "--tasks",
+        "cola",
+        "--seeds",
+        "1",
+    )
+    assert run.returncode == 1, run.stderr
+    assert "Traceback" not in run.stderr
+    with (tmp_path / "home" / "glue-mini" / "tidy.csv").open(newline="") as file:
+        statuses = {row["encoding"]: row["status"] for row in csv.DictReader(file)}
+    assert statuses == {behaviour: "failed", "nope": "done"}
+
+
+@pytest.mark.parametrize("line", ["import sys; sys.exit(0)", "raise GeneratorExit", "1 / 0", "def"])
+def test_a_plugin_that_leaves_at_import_is_a_mistake_and_no_success(tmp_path: Path, line: str) -> None:
+    (tmp_path / "gone.py").write_text(line)
+    for command in (
+        ["study", "glue", "--encodings", f"nope,{tmp_path / 'gone.py'}"],
+        ["check", str(tmp_path / "gone.py")],
+    ):
+        run = posbench(tmp_path / "home", *command)
+        assert run.returncode == 2 and "gone.py cannot be imported" in run.stderr and run.stderr.count("\n") == 1
+
+
+def test_workers_end_with_a_coordinator_that_was_killed(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "posbench", "study", "glue", *TINY, *GRID, "--set", "train.steps=100000", "--jobs", "2"],
+        cwd=ROOT,
+        start_new_session=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "POSBENCH_HOME": str(tmp_path)},
+    )
+    time.sleep(12)
+    process.kill()
+    process.wait()
+    for _ in range(100):
+        try:
+            os.killpg(process.pid, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGKILL)
+    pytest.fail("workers outlived their coordinator")

@@ -1,0 +1,62 @@
+"""What the texts on a command line mean."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from posbench.errors import UserError
+
+SEEDS = 1000
+
+
+def names(text: str, what: str) -> list[str]:
+    """Names between commas."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(parts):
+        raise UserError(f"--{what} {text!r} has an empty name: separate names by single commas")
+    return parts
+
+
+def seed_numbers(text: str) -> list[int]:
+    """'6' is the first six seeds, '0,1,7' are these."""
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise UserError(f"--seeds {text!r}: give how many (6) or which (0,1,2)") from None
+    if len(numbers) > 1:
+        return numbers
+    if not 0 <= numbers[0] <= SEEDS:
+        raise UserError(f"--seeds {text}: give how many, up to {SEEDS}, or which (0,1,2)")
+    return list(range(numbers[0]))
+
+
+def assignment(text: str) -> tuple[str, str | None]:
+    """A setting of --set as its name and its text; 'none' is no value."""
+    name, found, value = text.partition("=")
+    if not found or not name:
+        raise UserError(f"--set {text!r}: write NAME=VALUE, such as train.steps=100")
+    if "." not in name and name != "alpha":
+        raise UserError(
+            f"--set {text!r}: settings are those of model, train and data, such as train.steps=100, and alpha"
+        )
+    return name, None if value == "none" else value
+
+
+def path_of(path: str | Path, option: str) -> Path:
+    """An absolute path, with ~ for the home folder."""
+    try:
+        return Path(path).expanduser().resolve()
+    except (OSError, ValueError, RuntimeError) as error:
+        raise UserError(f"{option}: no path: {error}") from None
+
+
+def trials_at_once(jobs: int, threads: int, device: str) -> int:
+    """How many trials run at once: as asked for, or as many as fit the machine."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    # Each is a process with its own torch, half a gigabyte before it has trained anything.
+    if jobs > 4 * cores:
+        raise UserError(
+            f"--jobs {jobs}: this machine has {cores} cores; give at most {4 * cores}, or 0 for as many as fit"
+        )
+    return jobs or (1 if device == "cuda" else max(1, cores // threads))
