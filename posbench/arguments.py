@@ -46,7 +46,12 @@ def assignment(text: str) -> tuple[str, str | None]:
 def path_of(path: str | Path, option: str) -> Path:
     """An absolute path, with ~ for the home folder."""
     try:
-        return Path(path).expanduser().resolve()
+        whole = Path(path).expanduser().resolve()
+        if any(len(os.fsencode(part)) > 255 for part in whole.parts):
+            raise UserError(
+                f"{option}: a name of more than 255 bytes, which no file system takes: choose a shorter one"
+            )
+        return whole
     except (OSError, ValueError, RuntimeError) as error:
         raise UserError(f"{option}: no path: {error}") from None
 

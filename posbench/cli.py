@@ -20,7 +20,7 @@ app = typer.Typer(
     name="posbench",
     add_completion=True,
     pretty_exceptions_enable=False,
-    help="What a position encoding is (check), what it costs (bench), and how it does against the others (study).",
+    help="What a position encoding is (check), and how it does and what it costs against the others (study).",
 )
 
 
@@ -141,8 +141,8 @@ def check(
     if markdown:
         say(table.markdown())
     else:
-        say(table.rich())
-        say(table.legend)
+        say(table.rich(), width=140)
+        say(f"✓ holds and ✗ does not, each as claimed; - has no meaning there. {table.legend}")
         for fault in table.faults:
             say(f"failed: {fault}")
     if any(not verdict.passed for verdicts in found.values() for verdict in verdicts):

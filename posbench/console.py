@@ -9,11 +9,12 @@ if TYPE_CHECKING:
     from posbench.store import Record
 
 
-def say(what: Any, *, error: bool = False) -> None:
-    """Prints a text as it is, or a table."""
+def say(what: Any, *, error: bool = False, width: int = 0) -> None:
+    """Prints a text as it is, or a table, which may need so many columns at least."""
     from rich.console import Console
 
     console = Console(stderr=error)
+    console.width = max(console.width, width)
     if isinstance(what, str):
         console.print(what, markup=False, highlight=False, soft_wrap=True)
     else:

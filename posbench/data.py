@@ -86,8 +86,8 @@ def read_table(path: Path, columns: Mapping[str, str | int], *, header: bool,
         raise UserError(f"{path}, row 1: {len(first)} columns, {max(places.values()) + 1} are needed")
     if not header and len(first) > max(places.values()) + 1:
         needed = max(places.values()) + 1
-        raise UserError(f"{path}, row 1: {len(first)} columns, {needed} are expected: is this the file, and do its lines "
-                        "end with a line feed?")
+        raise UserError(f"{path}, row 1: {len(first)} columns, {needed} are expected: is this the file, and do its "
+                        "lines end with a line feed?")
     for number, line in enumerate(lines, start=1):
         if header and number == 1:
             continue

@@ -129,6 +129,8 @@ def _header(plan: Plan, records: Mapping[str, Record]) -> dict[str, str]:
         "model": _model(study.model),
         "training": _training(plan),
         "selection": _selected(study.train.select),
+        "costs": f"of a step of {study.train.batch_size} rows of {study.data.max_length} tokens, all encodings in turn "
+        "in one run; peak memory without weights and optimizer",
     }
     rows = {task: load_rows(study.suite, task, trial.config.data)[0] for task, trial in _tasks(plan).items()}
     header["rows"] = "; ".join(
@@ -193,7 +195,10 @@ def _selected(select: str) -> str:
 
 def _tasks(plan: Plan) -> dict[str, Trial]:
     """One trial of each task."""
-    return {trial.config.task: trial for trial in reversed(plan.trials)}
+    tasks: dict[str, Trial] = {}
+    for trial in plan.trials:
+        tasks.setdefault(trial.config.task, trial)
+    return tasks
 
 
 def _cut(trial: Trial) -> str:
@@ -240,6 +245,7 @@ def _costs(plan: Plan, folder: Path, *, refresh: bool) -> list[dict[str, Any]]:
             "model": to_plain(study.model),
             "train": to_plain(study.train),
             "task": trial.config.task,
+            "tokens": trial.config.data.max_length,
             "torch": facts["versions"]["torch"],
             "processor": facts["processor"],
             "accelerator": facts["accelerator"],
@@ -247,10 +253,10 @@ def _costs(plan: Plan, folder: Path, *, refresh: bool) -> list[dict[str, Any]]:
     )
     if known["key"] == key or not refresh:
         return known["rows"]
-    splits, vocabulary = load_encoded(study.suite, trial.config.task, trial.config.data)
+    vocabulary = load_encoded(study.suite, trial.config.task, trial.config.data)[1]
     shape = cost.Shape(
         rows=trial.config.train.batch_size,
-        tokens=int(np.median(splits["train"].lengths)),
+        tokens=trial.config.data.max_length,
         vocabulary=vocabulary,
         length=trial.config.data.max_length,
         head=head_of(trial.task),

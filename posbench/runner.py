@@ -89,11 +89,10 @@ class _Run:
             for split in self.rows.scored:
                 scores, arrays = self._score(split)
                 predictions |= arrays
-                for row in scores:
-                    if row["primary"] and math.isnan(row["value"]):
-                        status = "degenerate"
-                        reason = f"{split}: {row['metric']} is undefined, as all predictions are equal; scored 0"
-                    rows.append(row | {"value": 0.0 if math.isnan(row["value"]) else row["value"]})
+                # An undefined score, such as the correlation with a constant, counts as 0 and is told.
+                rows += [row | {"value": 0.0 if math.isnan(row["value"]) else row["value"]} for row in scores]
+                if np.ptp(arrays[f"{split}/predicted"]) == 0:
+                    status, reason = "degenerate", f"{split}: all {scores[0]['n']} predictions are equal"
         except Diverged as error:
             status, reason, rows, predictions = "diverged", str(error), [], {}
         ended = time.time()

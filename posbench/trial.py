@@ -97,8 +97,8 @@ def load_rows(suite: str, task: str, data: DataConfig) -> tuple[TaskData, str]:
             raise UserError(f"task {task}: the split '{name}' is empty: give more rows")
         if name in rows.scored and len(set(split.labels)) < 2:
             raise UserError(
-                f"task {task}: all {len(split.labels)} labels of the split '{name}' are equal, so that no answer can be "
-                "told from another: give rows of every class"
+                f"task {task}: all {len(split.labels)} labels of the split '{name}' are equal, so that no answer can "
+                "be told from another: give rows of every class"
             )
     return rows, data_hash(rows)
 

@@ -90,7 +90,13 @@ def _header(context: StudyResults, comparison: Comparison) -> tuple[tuple[str, s
         ("splits", "; ".join(f"{split}: {', '.join(labels)}" for split, labels in splits.items())),
         ("seeds", f"{', '.join(map(str, seeds))} (n = {len(seeds)}), the same for every encoding, and paired"),
         ("baseline", comparison.baseline or f"none ('{context.baseline}' is not in the study)"),
-        ("family", f"in each column the {family} comparisons with the baseline, corrected after Holm to "
+        *(_tested(comparison, family) if comparison.baseline else ()),
+    )
+
+
+def _tested(comparison: Comparison, family: int) -> tuple[tuple[str, str], ...]:
+    return (
+        ("family", f"in each column the comparisons with the baseline ({family}), corrected after Holm to "
                    f"{comparison.alpha:g}; columns are not corrected for one another"),
         ("intervals", "Student-t, 95 %, over seeds; not adjusted for the number of comparisons"),
         ("test", "paired sign-flip permutation test, two-sided"),
@@ -146,8 +152,8 @@ def _differences(comparison: Comparison, common: tuple[str, ...]) -> Table:
         notes.append("p: sign-flip test, adjusted after Holm; given where there are pairs enough to reach alpha. "
                      f"* p ≤ {comparison.alpha:g}.")
     if any(column.label == ALL_TASKS for column in columns):
-        notes.append("All tasks: pairs are (task, seed), taken as independent. Where tasks of one seed start from one "
-                     "checkpoint they are not, and this p is too small.")
+        notes.append("All tasks: pairs are (task, seed), taken as independent; tasks of one seed share first "
+                     "weights, so that this p is, if anything, too small.")
     notes.append("Uncorrected p, all counts and verdicts: comparisons.csv.")
     return Table(title=f"Difference to '{comparison.baseline}'", columns=("encoding", *map(_head, columns)),
                  rows=tuple(rows), footer=(("detectable", *detectable), ("pairs", *pairs)), notes=(*notes, *common))
@@ -180,7 +186,7 @@ def _costs(costs: pd.DataFrame, encodings: Sequence[str]) -> Table:
         row = known.get(encoding)
         rows.append((encoding, *(_amount(getattr(row, name, None), scale, form) for name, scale, form in (
             ("parameters", 1, "{:,.0f}"), ("flops", 1, "{:.3g}"), ("step_seconds", 1e3, "{:.1f}"),
-            ("step_ratio", 1, "{:.2f}"), ("peak_memory", 2**-20, "{:,.0f}")))))
+            ("step_ratio", 1, "{:.2f}"), ("peak_memory", 2**-20, "{:,.2f}")))))
     return Table(title="Cost", columns=("encoding", "parameters", "FLOPs of a step", "step, ms", "step / nope",
                                         "peak memory, MiB"), rows=tuple(rows),
                  notes=("Step / nope: step time over that of nope in the same study, on the machine above.",))

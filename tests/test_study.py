@@ -41,6 +41,17 @@ def posbench(home: Path, *arguments: str, **environment: str) -> subprocess.Comp
     )
 
 
+def all_gone(group: int) -> bool:
+    """Whether every process of the group ends within ten seconds."""
+    for _ in range(100):
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.1)
+    return False
+
+
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
     home = tmp_path_factory.mktemp("home")
@@ -169,7 +180,7 @@ def test_a_failed_trial_is_shown_and_the_exit_code_is_1(tmp_path: Path) -> None:
     late = tmp_path / "late.py"
     late.write_text(
         '"""late: breaks in training alone."""\n'
-        "from posbench.encoding import Encoding, Paper, Properties\nclass Late(Encoding):\n"
+        "from posbench.encoding import Encoding, Paper, Properties\nclass Late(Encoding):\n    'd'\n"
         "    paper = Paper(title='t', arxiv='2305.19466', equations='none')\n"
         "    properties = Properties(permutation=True, reversal=True, shift=True)\n"
         "    def embed(self, x, at):\n"
@@ -217,8 +228,7 @@ def test_an_interrupted_study_goes_on_where_it_stopped(
     os.killpg(process.pid, number)
     process.communicate(timeout=60)
     assert process.returncode == code
-    with pytest.raises(ProcessLookupError):
-        os.killpg(process.pid, 0)
+    assert all_gone(process.pid)
     kept = {file: file.stat().st_mtime_ns for file in (home / "trials").rglob("manifest.json")}
     assert 3 <= len(kept) < 18
     again = posbench(home, "study", "glue", *TINY, *GRID, "--jobs", "2")
@@ -249,7 +259,7 @@ MORE_WRONG = [
     (["--encodings", "rope:base=1:base=2"], "given twice"),
     (["--encodings", "a" * 300 + ".py"], "does not exist"),
     (["--encodings", "two\nlines"], "unknown encoding 'two lines'"),
-    (["--out", "x" * 300], "x"),
+    (["--out", "x" * 300], "255 bytes"),
     (["--data", "nul\0byte"], "--data"),
 ]
 
@@ -277,10 +287,12 @@ def test_a_plugin_that_wants_to_leave_ends_its_own_trials_alone(tmp_path: Path, 
     """Batches of training are larger than those of the contract, so that it breaks where the others train too."""
     plugin = tmp_path / f"{behaviour}.py"
     plugin.write_text(
-        f'"""{behaviour}."""\nfrom posbench.encoding import Encoding, Paper, Properties\nclass Plugin(Encoding):\n'
+        f'"""{behaviour}."""\nfrom posbench.encoding import Encoding, Paper, Properties\n'
+        'class Plugin(Encoding):\n    "d"\n'
         "    paper = Paper(title='t', arxiv='2305.19466', equations='none')\n"
         "    properties = Properties(permutation=True, reversal=True, shift=True)\n"
-        f"    def embed(self, x, at):\n        if x.shape[0] >= 16:\n            {BEHAVIOURS[behaviour]}\n        return x\n"
+        f"    def embed(self, x, at):\n        if x.shape[0] >= 16:\n            {BEHAVIOURS[behaviour]}\n"
+        "        return x\n"
         "ENCODING = Plugin\n"
     )
     run = posbench(
@@ -329,11 +341,6 @@ def test_workers_end_with_a_coordinator_that_was_killed(tmp_path: Path) -> None:
     time.sleep(12)
     process.kill()
     process.wait()
-    for _ in range(100):
-        try:
-            os.killpg(process.pid, 0)
-        except ProcessLookupError:
-            return
-        time.sleep(0.1)
-    os.killpg(process.pid, signal.SIGKILL)
-    pytest.fail("workers outlived their coordinator")
+    if not all_gone(process.pid):
+        os.killpg(process.pid, signal.SIGKILL)
+        pytest.fail("workers outlived their coordinator")
