@@ -66,7 +66,9 @@ def measure(
         try:
             steps[label] = _step(cls, options, model, train, shape, device)
             _timed(steps[label][1], device)
-        except Exception:  # its trials say what is wrong with it; the costs of the others are wanted all the same
+        except KeyboardInterrupt:
+            raise
+        except BaseException:  # its trials say what is wrong with it; the costs of the others are wanted all the same
             steps.pop(label, None)
     seconds: dict[str, list[float]] = {label: [] for label in steps}
     labels = list(steps)
