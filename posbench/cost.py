@@ -29,16 +29,15 @@ class Shape:
     """The batch on which costs are measured.
 
     Attributes:
-        rows, tokens: of one batch; every row is full.
+        rows, tokens: of one batch; every row is as long as the study allows, which encodings with a table take for
+            its size.
         vocabulary: number of token ids.
-        length: the longest sequence that the study allows, for encodings with a table.
         head: what the model answers.
     """
 
     rows: int
     tokens: int
     vocabulary: int
-    length: int
     head: Head
 
 
@@ -102,7 +101,7 @@ def _costs(label: str, network: Transformer, step: Callable[[], None], device: t
 def _step(
     cls: type[Encoding], options: Any, model: ModelConfig, train: TrainConfig, shape: Shape, device: torch.device
 ) -> tuple[Transformer, Callable[[], None]]:
-    network = Transformer(model, cls, options, vocabulary=shape.vocabulary, length=shape.length, head=shape.head)
+    network = Transformer(model, cls, options, vocabulary=shape.vocabulary, length=shape.tokens, head=shape.head)
     network.initialise(0)
     network.to(device)
     optimizer = torch.optim.AdamW(network.parameter_groups(train.weight_decay), lr=1e-5, fused=True)

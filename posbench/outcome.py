@@ -18,29 +18,20 @@ from posbench.report import StudyResults
 from posbench.runner import head_of
 from posbench.store import Record, write_atomically
 from posbench.study import Plan
-from posbench.suite import Rows, Task, TaskData
+from posbench.suite import Metric, Rows, Task, TaskData
 from posbench.trial import Trial, load_encoded, load_rows
 
 COSTS = "costs.json"
 
 
-def study_results(plan: Plan, records: Mapping[str, Record], folder: Path, *, refresh: bool = True) -> StudyResults:
+def study_results(plan: Plan, records: Mapping[str, Record], folder: Path) -> StudyResults:
     """Everything that a report shows.
 
     Args:
         plan: the grid. records: what is known of it, by fingerprint. folder: the study's own.
-        refresh: measure the costs if they were not measured for these encodings on this machine.
     """
     study = plan.study
-    costs = _costs(plan, folder, refresh=refresh)
-    by_label = {row["encoding"]: row for row in costs}
-    rows = [
-        row
-        for trial in plan.trials
-        if trial.fingerprint in records
-        for row in _rows(trial, records[trial.fingerprint], by_label.get(trial.config.encoding.label, {}))
-    ]
-    cells = [(trial.config.encoding.label, trial.config.task, trial.config.seed) for trial in plan.trials]
+    costs = _costs(plan, folder)
     primary = {trial.config.task: trial for trial in plan.trials}
     curves = [
         point
@@ -50,7 +41,7 @@ def study_results(plan: Plan, records: Mapping[str, Record], folder: Path, *, re
     return StudyResults(
         title=f"posbench: {plan.trials[0].suite.title}, preset {study.preset}",
         header=_header(plan, records),
-        frame=results.complete(results.frame(rows), cells),
+        frame=_frame(plan, records, costs),
         curves=pd.DataFrame(curves, columns=list(CURVE_COLUMNS)),
         costs=pd.DataFrame(
             costs, columns=["encoding", "parameters", "flops", "step_ratio", "step_seconds", "peak_memory"]
@@ -59,6 +50,23 @@ def study_results(plan: Plan, records: Mapping[str, Record], folder: Path, *, re
         alpha=study.alpha,
         folder=folder,
     )
+
+
+def _frame(plan: Plan, records: Mapping[str, Record], costs: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
+    """The tidy table, completed with what was planned and not run."""
+    by_label = {row["encoding"]: row for row in costs}
+    rows = [
+        row
+        for trial in plan.trials
+        if trial.fingerprint in records
+        for row in _rows(trial, records[trial.fingerprint], by_label.get(trial.config.encoding.label, {}))
+    ]
+    cells = [(trial.config.encoding.label, trial.config.task, trial.config.seed) for trial in plan.trials]
+    return results.complete(results.frame(rows), cells)
+
+
+def _primary(task: Task) -> Metric:
+    return next(metric for metric in task.metrics if metric.name == task.primary)
 
 
 def _rows(trial: Trial, record: Record, costs: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
@@ -79,7 +87,7 @@ def _rows(trial: Trial, record: Record, costs: Mapping[str, Any]) -> Iterable[di
     }
     if record.status in results.WITHOUT_VALUE:
         # One row for each split that would have been scored, so that no column of the table loses the trial.
-        metric = next(metric for metric in trial.task.metrics if metric.name == trial.task.primary)
+        metric = _primary(trial.task)
         for split in load_rows(config.suite, config.task, config.data)[0].scored:
             yield {
                 **common,
@@ -225,12 +233,11 @@ def constant_score(task: Task, train: Rows, split: Rows) -> float:
         constant = Counter(train.labels).most_common(1)[0][0]
     else:
         constant = float(np.mean(train.labels))
-    metric = next(metric for metric in task.metrics if metric.name == task.primary)
-    value = metric.function(gold=np.array(split.labels), predicted=np.full(len(split.labels), constant))
+    value = _primary(task).function(gold=np.array(split.labels), predicted=np.full(len(split.labels), constant))
     return 0.0 if np.isnan(value) else float(value)
 
 
-def _costs(plan: Plan, folder: Path, *, refresh: bool) -> list[dict[str, Any]]:
+def _costs(plan: Plan, folder: Path) -> list[dict[str, Any]]:
     """Measured once for these encodings, this shape and this machine, all in one run, when no trial runs any more."""
     known = json.loads((folder / COSTS).read_text()) if (folder / COSTS).is_file() else {"key": None, "rows": []}
     trial = plan.trials[0]
@@ -251,14 +258,13 @@ def _costs(plan: Plan, folder: Path, *, refresh: bool) -> list[dict[str, Any]]:
             "accelerator": facts["accelerator"],
         }
     )
-    if known["key"] == key or not refresh:
+    if known["key"] == key:
         return known["rows"]
     vocabulary = load_encoded(study.suite, trial.config.task, trial.config.data)[1]
     shape = cost.Shape(
         rows=trial.config.train.batch_size,
         tokens=trial.config.data.max_length,
         vocabulary=vocabulary,
-        length=trial.config.data.max_length,
         head=head_of(trial.task),
     )
     rows = cost.measure(
@@ -280,16 +286,7 @@ def summary(plan: Plan, records: Mapping[str, Record]) -> dict[str, float]:
     """Means and half-widths of their intervals by 'encoding/task', for the summary in a tracker."""
     from posbench.comparison import compare
 
-    cells = [(trial.config.encoding.label, trial.config.task, trial.config.seed) for trial in plan.trials]
-    rows = [
-        row
-        for trial in plan.trials
-        if trial.fingerprint in records
-        for row in _rows(trial, records[trial.fingerprint], {})
-    ]
-    comparison = compare(
-        results.complete(results.frame(rows), cells), baseline=plan.study.baseline, alpha=plan.study.alpha
-    )
+    comparison = compare(_frame(plan, records, ()), baseline=plan.study.baseline, alpha=plan.study.alpha)
     values = {}
     for (encoding, column), cell in comparison.cells.items():
         if cell.estimate is not None:
