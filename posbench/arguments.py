@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
-from posbench.errors import UserError
+from posbench.errors import StorageError, UserError, nearest
 
 SEEDS = 1000
 
@@ -65,3 +66,20 @@ def trials_at_once(jobs: int, threads: int, device: str) -> int:
             f"--jobs {jobs}: this machine has {cores} cores; give at most {4 * cores}, or 0 for as many as fit"
         )
     return jobs or (1 if device == "cuda" else max(1, cores // threads))
+
+
+def tracker_named(name: str, home: Path) -> Any:
+    """Where the record is copied to: MLflow, lines of JSON, or nowhere."""
+    from posbench import track
+
+    if name == "none":
+        return track.Tracker()
+    if name == "json":
+        try:
+            home.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StorageError(f"folder '{home}' cannot be made: {error.strerror}: set POSBENCH_HOME") from None
+        return track.JsonLines(home / "trials.jsonl")
+    if name == "mlflow":
+        return track.MLflow(os.environ.get("MLFLOW_TRACKING_URI") or home)
+    raise UserError(f"unknown tracker '{name}', {nearest(name, ('mlflow', 'json', 'none'))}")

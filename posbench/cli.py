@@ -12,9 +12,9 @@ from typing import Annotated, Any
 import typer
 from typer.exceptions import TyperException
 
-from posbench.arguments import assignment, names, path_of, seed_numbers, trials_at_once
-from posbench.console import Progress, say, short
-from posbench.errors import StorageError, UserError, one_line
+from posbench.arguments import assignment, names, path_of, seed_numbers, tracker_named, trials_at_once
+from posbench.console import Progress, Steps, described, say, short
+from posbench.errors import UserError, one_line
 
 app = typer.Typer(
     name="posbench",
@@ -39,17 +39,19 @@ def home() -> Path:
 def study(
     suite: Annotated[str, typer.Argument(help="Suite by name, such as glue.")],
     preset: Annotated[str, typer.Option(help="The suite's settings: mini, real-mini, small, paper.")] = "mini",
-    encodings: Annotated[str, typer.Option(help="Names or files, with options: rope,rope:base=500000,./mine.py")] = "",
-    tasks: Annotated[str, typer.Option(help="Tasks by name, such as cola,rte; all by default.")] = "",
-    seeds: Annotated[str, typer.Option(help="How many seeds (6), or which (0,1,2).")] = "",
+    encodings: Annotated[
+        str, typer.Option(help="Names or files, with options: rope:base=500000,./mine.py; the suite's by default.")
+    ] = "",
+    tasks: Annotated[str, typer.Option(help="Tasks by name, such as cola,rte; the preset's by default.")] = "",
+    seeds: Annotated[str, typer.Option(help="How many seeds (6), or which (0,1,2); the preset's by default.")] = "",
     data: Annotated[str, typer.Option(help="Folder of the original files, or 'hub' to download them.")] = "",
     revision: Annotated[str, typer.Option(help="Commit of the hub data set.")] = "",
-    tokenizer: Annotated[str, typer.Option(help="wordpiece, bpe, or a vocabulary file.")] = "",
-    baseline: Annotated[str, typer.Option(help="The encoding that the others are compared with.")] = "",
+    tokenizer: Annotated[str, typer.Option(help="wordpiece, bpe, or a vocabulary file; the preset's by default.")] = "",
+    baseline: Annotated[str, typer.Option(help="What the others are compared with; learned by default.")] = "",
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="A setting, such as train.steps=100; repeatable.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of tables and figures; out/SUITE-PRESET by default.")] = None,
+    out: Annotated[str, typer.Option(help="Folder of tables and figures; out/SUITE-PRESET by default.")] = "",
     jobs: Annotated[int, typer.Option(help="Trials at once; 0 takes all cores, or one on a GPU.", min=0)] = 0,
     skip_missing: Annotated[bool, typer.Option(help="Leave out tasks whose files are missing, and say so.")] = False,
     tracker: Annotated[str, typer.Option(help="Copy of the record for browsing: mlflow, json or none.")] = "mlflow",
@@ -57,6 +59,8 @@ def study(
     """Train every encoding on every task with paired seeds, and print the table of what can be said."""
     from posbench import study as studies
     from posbench.config import EncodingChoice
+    from posbench.quarantine import prove
+    from posbench.registry import ENCODINGS
     from posbench.store import Store
 
     changes: dict[str, Any] = dict(assignment(text) for text in set_ or [])
@@ -77,10 +81,10 @@ def study(
     elif data:
         changes |= {"data.source": "folder", "data.path": str(path_of(data, "--data"))}
     wanted = studies.from_preset(suite, preset, changes)
+    prove([choice for choice in wanted.encodings if not ENCODINGS.own(choice.name)])
     plan = studies.plan(wanted, skip_missing=skip_missing)
-    _prove_plugins(plan)
     folder = path_of(out, "--out") if out else home() / f"{plan.study.suite}-{plan.study.preset}"
-    copy = _tracker(tracker)
+    copy = tracker_named(tracker, home())
     at_once = trials_at_once(jobs, plan.study.train.threads, plan.study.train.device)
     studies.claim(folder, plan.study)
     store = Store(home() / "trials")
@@ -92,7 +96,11 @@ def study(
         "posbench-" + re.sub(r"[^A-Za-z0-9._-]+|\.{2,}", "-", folder.name)[:50],
         f"{plan.trials[0].suite.title}, preset {plan.study.preset}",
     )
-    with Progress(len(plan.trials), len(studies.stored(plan.trials, store))) as watch:
+    known = studies.stored(plan.trials, store)
+    news = {trial.config.encoding.label: trial.config.encoding for trial in plan.trials
+            if trial.fingerprint not in known and ENCODINGS.own(trial.config.encoding.name)}
+    prove(list(news.values()))
+    with Progress(len(plan.trials), len(known)) as watch:
         records = studies.run(plan, store, jobs=at_once, tracker=copy, watch=watch)
     files = _report(plan, records, folder)
     from posbench.outcome import summary
@@ -132,11 +140,16 @@ def check(
 ) -> None:
     """Prove what an encoding is: every claim that it makes is measured, in both directions."""
     from posbench.config import EncodingChoice
+    from posbench.quarantine import verdicts
     from posbench.registry import ENCODINGS
-    from posbench.testing import check_encoding, truth_table
+    from posbench.testing import truth_table
 
     choices = [EncodingChoice.parse(text) for text in encodings or list(ENCODINGS.found())]
-    found = {choice.label: check_encoding(choice.name, choice.options) for choice in choices}
+    found = {}
+    with Steps("checking", len(choices)) as step:
+        for choice in choices:
+            step(choice.label)
+            found[choice.label] = verdicts(choice)
     table = truth_table(found)
     if markdown:
         say(table.markdown())
@@ -164,7 +177,7 @@ def list_(kind: Annotated[str, typer.Argument(help="encodings, suites or reports
         table = Table("name", "what", "origin", title=name, title_justify="left")
         for plugin, claims in registry.found().items():
             try:
-                what = _described(registry.load(plugin).value)
+                what = described(registry.load(plugin).value)
             except UserError as error:
                 what = f"unavailable: {error}"
             table.add_row(plugin, what, "; ".join(claim.origin for claim in claims))
@@ -236,43 +249,3 @@ def _report(plan: Any, records: Any, folder: Path) -> list[Path]:
     files = scoreboard.write(results)
     say(scoreboard.document(results).text(width=get_terminal_size((160, 40)).columns))
     return files
-
-
-def _prove_plugins(plan: Any) -> None:
-    """An encoding that is not posbench's own passes the contract before anything is trained with it."""
-    from posbench.testing import check_encoding
-
-    own = "posbench encodings/"
-    for trial in {trial.config.encoding.label: trial for trial in plan.trials}.values():
-        if not trial.plugin.origin.startswith(own):
-            choice = trial.config.encoding
-            if wrong := [verdict for verdict in check_encoding(choice.name, choice.options) if not verdict.passed]:
-                raise UserError(
-                    f"encoding '{choice.label}' fails its contract in {len(wrong)} checks, the first: "
-                    f"{wrong[0].check} {wrong[0].title}, {wrong[0].reason} (posbench check {choice.name} shows all)"
-                )
-
-
-def _tracker(name: str) -> Any:
-    from posbench import track
-
-    if name == "none":
-        return track.Tracker()
-    if name == "json":
-        try:
-            home().mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise StorageError(f"folder '{home()}' cannot be made: {error.strerror}: set POSBENCH_HOME") from None
-        return track.JsonLines(home() / "trials.jsonl")
-    if name == "mlflow":
-        return track.MLflow(os.environ.get("MLFLOW_TRACKING_URI") or home())
-    from posbench.errors import nearest
-
-    raise UserError(f"unknown tracker '{name}', {nearest(name, ('mlflow', 'json', 'none'))}")
-
-
-def _described(value: Any) -> str:
-    paper = getattr(value, "paper", None)
-    if paper is not None:
-        return f"{paper.title} (arXiv {paper.arxiv})"
-    return str(getattr(value, "title", None) or getattr(value, "name", ""))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,7 @@ class Progress:
             disable=not self.console.is_terminal or stored == planned,
         )
         self.row = self.bar.add_task("trials", total=planned, completed=stored, last="")
+        self.began, self.stored = time.monotonic(), stored
         if stored:
             self.console.print(f"{stored} of {planned} trials are in the store already", highlight=False)
 
@@ -53,12 +55,55 @@ class Progress:
         scores = ", ".join(f"{row['metric']} {row['value']:.3f}" for row in record.rows if row["primary"])
         last = f"{record.config['task']} {record.label} seed {record.config['seed']}: {scores or record.status}"
         if self.bar.disable:
+            left = (planned - done) * (time.monotonic() - self.began) / max(done - self.stored, 1)
             self.console.print(
-                f"[{done}/{planned}] {last} ({record.seconds:.1f} s)", markup=False, highlight=False, soft_wrap=True
+                f"[{done}/{planned}] {last} ({record.seconds:.1f} s; {_duration(left)} left)",
+                markup=False, highlight=False, soft_wrap=True,
             )
         self.bar.update(self.row, completed=done, last=last)
+
+
+class Steps:
+    """What a command of several seconds is at, on a terminal; nothing elsewhere, where only results belong."""
+
+    def __init__(self, doing: str, planned: int) -> None:
+        from rich.console import Console
+
+        self.doing, self.planned, self.done = doing, planned, 0
+        self.status = Console(stderr=True).status("")
+
+    def __enter__(self) -> Any:
+        self.status.start()
+        return self.step
+
+    def __exit__(self, *error: object) -> None:
+        self.status.stop()
+
+    def step(self, name: str) -> None:
+        from rich.markup import escape
+
+        self.done += 1
+        self.status.update(escape(f"{self.doing} {name} ({self.done} of {self.planned})"))
+
+
+def _duration(seconds: float) -> str:
+    minutes = round(seconds / 60)
+    return f"{seconds:.0f} s" if seconds < 90 else f"{minutes} min" if minutes < 90 else f"{minutes / 60:.1f} h"
 
 
 def short(path: Path) -> str:
     """Relative to here where that is shorter to read."""
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+def described(value: Any) -> str:
+    """What a plugin is, in a line, and an encoding's options with their defaults in another."""
+    from dataclasses import fields, is_dataclass
+
+    paper = getattr(value, "paper", None)
+    if paper is None:
+        return str(getattr(value, "title", None) or getattr(value, "name", ""))
+    lines = [(value.__doc__ or "").strip().split("\n")[0] + (f" arXiv {paper.arxiv}" if paper.arxiv else "")]
+    if is_dataclass(value.Config) and (options := fields(value.Config)):
+        lines.append("options: " + ", ".join(f"{field.name}={field.default}" for field in options))
+    return "\n".join(lines)

@@ -53,11 +53,18 @@ class Dimensions:
 
 @dataclass(frozen=True, kw_only=True)
 class Paper:
-    """Where an encoding comes from."""
+    """Where an encoding comes from.
+
+    Attributes:
+        title: of the paper; of your own idea, what you call it.
+        arxiv: identifier there, such as '2104.09864'; empty for what is not published there.
+        equations: numbers of the equations, or the section, that the file follows.
+        differs: where the file departs from the paper.
+    """
 
     title: str
-    arxiv: str
     equations: str
+    arxiv: str = ""
     differs: str = "nothing"
 
 

@@ -126,9 +126,7 @@ class _Pool:
 
     def _died(self, worker: _Worker, trial: Trial) -> Record:
         worker.process.join(JOIN_SECONDS)
-        code = worker.process.exitcode
-        how = f"signal {-code} ({signal.Signals(-code).name})" if code is not None and code < 0 else f"exit code {code}"
-        record = failed(trial, "failed", f"the worker process ended with {how}")
+        record = failed(trial, "failed", f"the worker process ended with {manner_of_end(worker.process.exitcode)}")
         self.store.keep(record, {})
         return record
 
@@ -148,19 +146,29 @@ class _Pool:
                 worker.process.kill()
 
 
-def _end_with_parent() -> None:
-    """A coordinator that was killed runs again soon, and nothing may train or write beside it."""
+def manner_of_end(code: int | None) -> str:
+    """How a process ended, from its exit code."""
+    return f"signal {-code} ({signal.Signals(-code).name})" if code is not None and code < 0 else f"exit code {code}"
+
+
+def end_with_parent() -> None:
+    """Ends this child when its parent does: a coordinator that was killed runs again soon, and nothing may train or
+    write beside it."""
     parent = multiprocessing.parent_process()
     assert parent is not None
-    wait([parent.sentinel])
-    os._exit(1)
+
+    def watch() -> None:
+        wait([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _serve(connection: Connection, root: Path) -> None:
     """A worker's life: a trial in, a word out, until the other side is gone."""
     # Ctrl-C reaches the whole group; the coordinator decides what becomes of the workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    end_with_parent()
     store = Store(root)
     while True:
         try:

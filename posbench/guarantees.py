@@ -37,11 +37,13 @@ ARXIV = r"\d{4}\.\d{4,5}"
 
 @check("P0", "declaration: paper, options, documentation", tolerance=0)
 def declaration(subject: Subject) -> float:
-    """The class cites a paper with arXiv id and equations, and its Config is frozen, with a meaning for each option."""
+    """The class says what it follows, and its Config is frozen, with a meaning for each option."""
     cls = subject.encoding_class
     paper = getattr(cls, "paper", None)
-    if not (isinstance(paper, Paper) and paper.title and paper.equations and re.fullmatch(ARXIV, paper.arxiv)):
-        raise ContractError("cites no paper: set paper = Paper(title=..., arxiv='YYMM.NNNNN', equations=...)")
+    if not (isinstance(paper, Paper) and paper.title and paper.equations):
+        raise ContractError("cites nothing: set paper = Paper(title=..., equations=..., arxiv='YYMM.NNNNN')")
+    if paper.arxiv and not re.fullmatch(ARXIV, paper.arxiv):
+        raise ContractError(f"arxiv = {paper.arxiv!r} is no id such as '2104.09864': leave it out if unpublished")
     if not (dataclasses.is_dataclass(cls.Config) and cls.Config.__dataclass_params__.frozen):  # type: ignore[attr-defined]
         raise ContractError("Config is no frozen dataclass: decorate it with @dataclass(frozen=True, kw_only=True)")
     for field in dataclasses.fields(cls.Config):

@@ -156,7 +156,7 @@ def _curves(axis: Axes, points: pd.DataFrame, looks: dict[str, dict]) -> None:
         if own.empty:
             continue
         sns.lineplot(data=own, x="step", y="value", ax=axis, errorbar=_band, label=encoding, legend=False,
-                     err_kws={"alpha": 0.15, "linewidth": 0}, **look)
+                     err_kws={"alpha": 0.4 / max(len(looks), 3), "linewidth": 0}, **look)
         if encoding in ends:
             at = own[own["step"] == ends[encoding]]
             axis.plot([ends[encoding]], [at["value"].mean()], marker="X", ms=11, mec="black", mew=1.2,

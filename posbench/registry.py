@@ -65,6 +65,10 @@ class Registry:
             claims.setdefault(entry.name, []).append(Found(entry.name, f"{owner} ({entry.value})", entry=entry))
         return dict(sorted(claims.items()))
 
+    def own(self, name: str) -> bool:
+        """Whether the name means a plugin of posbench itself, and not a file or another package's."""
+        return not name.endswith(".py") and any(claim.file is not None for claim in self.found().get(name, []))
+
     def load(self, name: str) -> Plugin:
         """The plugin of this name, or in this file when the name ends with '.py'.
 
@@ -76,9 +80,10 @@ class Registry:
             return self._load_file(Path(name))
         claims = self.found()
         if name not in claims:
+            beside = f"./{name}.py" if is_file(Path(f"{name}.py")) else f"./{self.kind}/mine.py"
             raise UserError(
                 f"unknown {self.singular} '{name}', {nearest(name, claims)} "
-                f"(a file is given by its path, such as ./{self.kind}/mine.py)"
+                f"(a file is given by its path, such as {beside})"
             )
         first, *others = claims[name]
         if others:

@@ -37,6 +37,7 @@ class StudyResults:
         baseline: label of the encoding that the others are compared with.
         alpha: level of the tests, after correction.
         folder: where to write.
+        warnings: what must be read before the numbers, beside what the report itself sees.
     """
 
     title: str
@@ -47,6 +48,7 @@ class StudyResults:
     baseline: str
     alpha: float
     folder: Path
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

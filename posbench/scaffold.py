@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import keyword
 from pathlib import Path
 
@@ -33,13 +34,9 @@ from posbench.encoding import Dimensions, Encoding, Paper, Properties, option
 class {cls}(Encoding):
     """A penalty for each head that grows with the distance."""
 
-    # Your method's own paper. `differs` says where this file departs from it.
-    paper = Paper(
-        title="Train Short, Test Long: Attention with Linear Biases Enables Input Length Extrapolation",
-        arxiv="2108.12409",
-        equations="section 3, unnumbered",
-        differs="slopes are learned, and encoders have the symmetric form",
-    )
+    # What this file follows. A paper has arxiv="YYMM.NNNNN" and the numbers of its equations; `differs` says where the
+    # file departs from it.
+    paper = Paper(title="{name}, unpublished", equations="the formula above")
     # One instance for the whole 'model', or one for each 'layer' with parameters of its own.
     scope = "model"
     # What one layer does; `posbench check` measures each claim, and those that are not made as well:
@@ -105,6 +102,9 @@ def new_encoding(name: str, folder: str | Path) -> Path:
         raise UserError(f"encoding name '{name}': use lower-case letters, digits and '_', beginning with a letter")
     if keyword.iskeyword(name) or name == "encoding":
         raise UserError(f"encoding name '{name}' means something else in the file: choose another")
+    if importlib.util.find_spec(name):
+        raise UserError(f"encoding name '{name}' is that of an installed package, which a file beside your own scripts "
+                        "would hide: choose another")
     taken = ENCODINGS.found().get(name)
     if taken:
         raise UserError(f"encoding name '{name}' belongs to {taken[0].origin}: choose another")

@@ -50,6 +50,10 @@ class Task:
     primary: str
     evaluations: tuple[str, ...] = ("validation",)
 
+    @property
+    def primary_metric(self) -> Metric:
+        return next(metric for metric in self.metrics if metric.name == self.primary)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Rows:

@@ -67,6 +67,7 @@ def serve(home: Path, port: int = 5000, host: str = "127.0.0.1") -> None:
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
             start_new_session=True,
+            preexec_fn=_end_with_parent if sys.platform == "linux" else None,
         )
         _interrupt_on_every_end()
         try:
@@ -80,6 +81,14 @@ def serve(home: Path, port: int = 5000, host: str = "127.0.0.1") -> None:
             pass
         finally:
             _end(server)
+
+
+def _end_with_parent() -> None:
+    """Asks the kernel to end the server when this process is killed and can end nothing any more (prctl(2))."""
+    import ctypes
+
+    end_with_parent = 1  # PR_SET_PDEATHSIG
+    ctypes.CDLL(None).prctl(end_with_parent, signal.SIGTERM)
 
 
 def _interrupt_on_every_end() -> None:

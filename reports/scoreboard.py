@@ -13,6 +13,7 @@ from posbench import plots
 from posbench.cells import Column
 from posbench.comparison import ALL_TASKS, Comparison, Difference, compare
 from posbench.errors import UserError
+from posbench.numerals import NONE, amount, compared, number, p_value, span
 from posbench.report import Document, Figure, Report, StudyResults
 from posbench.results import STATUSES
 from posbench.tables import Table
@@ -20,8 +21,8 @@ from posbench.tables import Table
 STATED = ("suite", "preset", "data source", "machine", "threads", "versions")
 """Facts that a reader needs and only the caller knows; one that is not given is printed as such."""
 
-NONE = "-"
-"""In place of a number that does not exist."""
+RANKED = 5
+"""Tasks from which on ranks are tested and drawn; over fewer, whole ranks hardly average out."""
 
 
 class Scoreboard(Report):
@@ -40,8 +41,10 @@ class Scoreboard(Report):
         if comparison.differences:
             parts.append(_differences(comparison, common))
         if comparison.ranking is not None:
-            parts += [_ranks(comparison, common), Figure(title="Average ranks", name="ranks",
-                                                         draw=partial(plots.rank_plot, comparison, note=note))]
+            parts.append(_ranks(comparison, common))
+            if len(comparison.ranking.tasks) >= RANKED:
+                draw = partial(plots.rank_plot, comparison, note=note)
+                parts.append(Figure(title="Average ranks", name="ranks", draw=draw))
         parts += [_costs(context.costs, comparison.encodings), _ran(context.frame)]
         parts += [*_broken(context.frame), _columns(comparison.columns)]
         if not context.curves.empty:
@@ -104,16 +107,15 @@ def _tested(comparison: Comparison, family: int) -> tuple[tuple[str, str], ...]:
 
 
 def _warnings(context: StudyResults, comparison: Comparison) -> tuple[str, ...]:
-    lines = list(comparison.notes)
+    lines = [*context.warnings, *comparison.notes]
     if _generated(context):
         lines.insert(0, "The data are generated: the scores say nothing of data sets whose names the tasks bear.")
     if comparison.differences:
         seeds = min((len(column.run) for column in comparison.columns), default=0)
         if seeds < comparison.needed:
-            comparisons = len(comparison.encodings) - 1
-            lines.append(f"With {seeds} seeds no single task can show a difference at {comparison.alpha:g} after "
-                         f"{comparisons} comparisons, however large it is: {comparison.needed} seeds are needed, "
-                         f"{comparison.needed - seeds} more.")
+            lines.append(f"With {seeds} seed{'s' if seeds != 1 else ''} no single task can show a difference at "
+                         f"{comparison.alpha:g} after {len(comparison.encodings) - 1} comparisons, however large it "
+                         f"is: {comparison.needed} seeds are needed, {comparison.needed - seeds} more.")
     return tuple(lines)
 
 
@@ -124,8 +126,8 @@ def _quality(comparison: Comparison, common: tuple[str, ...]) -> Table:
     for encoding in comparison.encodings:
         cells = [_score(comparison, encoding, column) for column in columns]
         rows.append((encoding, *cells, *([f"{ranks[encoding]:.2f}"] if ranks else [])))
-    notes = ["Mean ± half of its 95 % t interval over seeds. A cell with a seed that has no score shows what happened, "
-             "and no mean over the seeds that are left."]
+    notes = ["Mean ± half of its 95 % t interval over seeds, not cut at the ends of a metric's range: few seeds give "
+             "wide intervals. A cell with a seed that has no score shows what happened, and no mean over the others."]
     if any(cell.counts["degenerate"] and cell.estimate for cell in comparison.cells.values()):
         notes.append("† Some of these trials are degenerate, such as one that predicts one class throughout; they are "
                      "in the mean.")
@@ -142,8 +144,8 @@ def _differences(comparison: Comparison, common: tuple[str, ...]) -> Table:
     columns = comparison.columns
     others = [encoding for encoding in comparison.encodings if encoding != comparison.baseline]
     rows = [(encoding, *(_change(comparison, encoding, column) for column in columns)) for encoding in others]
-    detectable = tuple(_number(comparison.detectable[column.label], _digits(comparison, column)) for column in columns)
-    pairs = tuple(_span([len(entry.pairs) for entry in (comparison.differences[name, column.label] for name in others)
+    detectable = tuple(number(comparison.detectable[column.label], _digits(comparison, column)) for column in columns)
+    pairs = tuple(span([len(entry.pairs) for entry in (comparison.differences[name, column.label] for name in others)
                         if entry.pairs]) for column in columns)
     notes = ["Encoding minus baseline, paired by seed, ± half of the 95 % t interval of the difference.",
              f"Detectable: the smallest true difference that a paired t test would find with power 0.8 at alpha = "
@@ -166,17 +168,19 @@ def _ranks(comparison: Comparison, common: tuple[str, ...]) -> Table:
     place = {name: index for index, name in enumerate(ranking.average)}
     heads = ["encoding", "average rank"]
     rows = [[name, f"{ranking.average[name]:.2f}"] for name in order]
-    if ranking.control is not None:
+    if ranking.control is not None and len(ranking.tasks) >= RANKED:
         heads += [f"z against '{comparison.baseline}'", "p (Holm)"]
         for row in rows:
             z, p = ranking.control.z[place[row[0]]], ranking.control.p_holm[place[row[0]]]
-            row += [NONE if math.isnan(z) else f"{z:+.2f}", NONE if math.isnan(p) else _p(p)]
+            row += [NONE if math.isnan(z) else f"{z:+.2f}", NONE if math.isnan(p) else p_value(p)]
     test = ranking.friedman
     notes = (f"Friedman over {test.n} tasks: chi² = {test.chi2:.2f}, Iman-Davenport F = {test.f:.2f}, "
-             f"p {_compared(test.p)} ({test.form}). Critical difference {ranking.critical_difference:.2f} "
+             f"p {compared(test.p)} ({test.form}). Critical difference {ranking.critical_difference:.2f} "
              f"(Nemenyi, {comparison.alpha:g}).",
-             "z is negative where the encoding ranks better than the baseline.", *common)
-    return Table(title="Ranks over tasks", columns=tuple(heads), rows=tuple(map(tuple, rows)), notes=notes)
+             "z is negative where the encoding ranks better than the baseline.")
+    if test.n < RANKED:
+        notes = (f"Ranks over {test.n} tasks are described and not tested: {RANKED} tasks are the least for that.",)
+    return Table(title="Ranks over tasks", columns=tuple(heads), rows=tuple(map(tuple, rows)), notes=(*notes, *common))
 
 
 def _costs(costs: pd.DataFrame, encodings: Sequence[str]) -> Table:
@@ -184,7 +188,7 @@ def _costs(costs: pd.DataFrame, encodings: Sequence[str]) -> Table:
     rows = []
     for encoding in encodings:
         row = known.get(encoding)
-        rows.append((encoding, *(_amount(getattr(row, name, None), scale, form) for name, scale, form in (
+        rows.append((encoding, *(amount(getattr(row, name, None), scale, form) for name, scale, form in (
             ("parameters", 1, "{:,.0f}"), ("flops", 1, "{:.3g}"), ("step_seconds", 1e3, "{:.1f}"),
             ("step_ratio", 1, "{:.2f}"), ("peak_memory", 2**-20, "{:,.2f}")))))
     return Table(title="Cost", columns=("encoding", "parameters", "FLOPs of a step", "step, ms", "step / nope",
@@ -216,7 +220,7 @@ def _broken(frame: pd.DataFrame) -> list[Table]:
 def _columns(columns: Sequence[Column]) -> Table:
     heads = ("column", "task", "split", "length", "metric", "better", "examples", "seeds run")
     rows = tuple((column.label, column.task, column.split or NONE, str(column.length or NONE), column.metric or NONE,
-                  "higher" if column.higher_is_better else "lower", _span(column.examples),
+                  "higher" if column.higher_is_better else "lower", span(column.examples),
                   f"{len(column.run)} of {len(column.planned)}") for column in columns if column.label != ALL_TASKS)
     return Table(title="Columns", columns=heads, rows=rows, texts=(1, 2, 4, 5))
 
@@ -233,8 +237,8 @@ def _score(comparison: Comparison, encoding: str, column: Column) -> str:
         return _trouble(cell.trouble)
     digits = _digits(comparison, column)
     mark = "†" if cell.counts["degenerate"] else ""  # in front, so that the digits stay below one another
-    half = f" ±{_number(cell.estimate.half_width, digits)}" if cell.estimate.n > 1 else ""
-    return f"{mark}{_number(cell.estimate.mean, digits)}{half}"
+    half = f" ±{number(cell.estimate.half_width, digits)}" if cell.estimate.n > 1 else ""
+    return f"{mark}{number(cell.estimate.mean, digits)}{half}"
 
 
 def _change(comparison: Comparison, encoding: str, column: Column) -> str:
@@ -242,10 +246,10 @@ def _change(comparison: Comparison, encoding: str, column: Column) -> str:
     if entry.estimate is None:
         return _trouble(entry.verdict.removeprefix("not compared: "))
     digits = _digits(comparison, column)
-    half = f" ±{_number(entry.estimate.half_width, digits)}" if entry.estimate.n > 1 else ""
-    text = f"{_number(entry.estimate.mean, digits, sign=True)}{half}"
+    half = f" ±{number(entry.estimate.half_width, digits)}" if entry.estimate.n > 1 else ""
+    text = f"{number(entry.estimate.mean, digits, sign=True)}{half}"
     if _decided(entry):
-        text += f"\np {_compared(entry.p_holm)}{' *' if entry.p_holm <= comparison.alpha else ''}"
+        text += f"\np {compared(entry.p_holm)}{' *' if entry.p_holm <= comparison.alpha else ''}"
     return text
 
 
@@ -263,32 +267,6 @@ def _digits(comparison: Comparison, column: Column) -> int:
     largest = max((abs(value) for encoding in comparison.encodings
                    for value in comparison.cells[encoding, column.label].values.values()), default=0.0)
     return 3 if largest <= 1 else 2 if largest < 1000 else 1
-
-
-def _number(value: float, digits: int, *, sign: bool = False) -> str:
-    if not math.isfinite(value):
-        return NONE
-    text = f"{value:+.{digits}f}" if sign else f"{value:.{digits}f}"
-    if digits == 3:
-        text = text.replace("0.", ".", 1) if text.lstrip("+-").startswith("0.") else text
-    return text
-
-
-def _p(value: float) -> str:
-    return "< .001" if value < 0.001 else f"{value:.3f}".replace("0.", ".", 1)
-
-
-def _compared(value: float) -> str:
-    return _p(value) if value < 0.001 else f"= {_p(value)}"
-
-
-def _span(counts: Sequence[int]) -> str:
-    known = sorted(set(counts))
-    return NONE if not known else str(known[0]) if len(known) == 1 else f"{known[0]} to {known[-1]}"
-
-
-def _amount(value: object, scale: float, form: str) -> str:
-    return NONE if not isinstance(value, int | float) or math.isnan(value) else form.format(value * scale)
 
 
 REPORT = Scoreboard()

@@ -173,7 +173,7 @@ def test_a_new_encoding_passes_the_contract(tmp_path, name):
 @pytest.mark.parametrize("name, told", [
     ("Mine", "use lower-case letters"), ("2mine", "use lower-case letters"), ("../mine", "use lower-case letters"),
     ("", "use lower-case letters"), ("class", "means something else"), ("encoding", "means something else"),
-    ("rope", r"belongs to posbench encodings/rope\.py"),
+    ("rope", r"belongs to posbench encodings/rope\.py"), ("torch", "an installed package"), ("json", "an installed"),
 ])
 def test_bad_names_are_refused(tmp_path, name, told):
     with pytest.raises(UserError, match=told):
@@ -188,3 +188,15 @@ def test_an_existing_file_is_kept(tmp_path):
     assert (tmp_path / "mine.py").read_text() == "precious\n"
     with pytest.raises(UserError, match="cannot be written"):
         new_encoding("mine", tmp_path / "mine.py")
+
+
+def test_a_name_that_is_a_file_here_is_told_with_its_path(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(SOURCE)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=r"such as \./mine\.py"):
+        ENCODINGS.load("mine")
+
+
+def test_own_is_what_lies_in_the_plugin_folder(tmp_path):
+    assert ENCODINGS.own("rope")
+    assert not ENCODINGS.own("./rope.py") and not ENCODINGS.own("unheard_of")

@@ -100,6 +100,20 @@ def test_mean_interval_and_difference_are_those_of_the_formulas(tmp_path):
     assert cell(document, "Difference", "rope", "t") == "+1.00 ±0.00"
 
 
+def test_ranks_over_few_tasks_are_described_and_not_tested(tmp_path):
+    scores = {name: {f"t{task}": [start, 0.6] for task in range(5)} for name, start in (("learned", 0.5), ("t5", 0.7))}
+    for tasks, tested in ((4, False), (5, True)):
+        rows = table({name: dict(list(own.items())[:tasks]) for name, own in scores.items()})
+        document = REPORT.document(study(rows, tmp_path))
+        assert ("Friedman" in document.text()) == tested
+        assert ("Average ranks" in [part.title for part in document.parts]) == tested
+
+
+def test_warnings_of_the_study_stand_above_the_tables(frame, tmp_path):
+    text = REPORT.document(study(frame, tmp_path, warnings=("Many rows are cut.",))).text()
+    assert text.index("! Many rows are cut.") < text.index("Quality")
+
+
 def test_one_seed_has_no_interval(tmp_path):
     document = REPORT.document(study(table({"learned": {"t": [0.5]}, "rope": {"t": [0.6]}}), tmp_path))
     assert cell(document, "Quality", "rope", "t") == ".600" and cell(document, "Difference", "rope", "t") == "+.100"

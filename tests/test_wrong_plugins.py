@@ -323,6 +323,10 @@ class Uncited(Encoding):
     offset_bias = Sound.offset_bias
 
 
+class Misfiled(Sound):
+    paper = Paper(title="A title", arxiv="soon", equations="1")
+
+
 class Crashes(Sound):
     def offset_bias(self, distance):
         raise RuntimeError("out of\nideas")
@@ -355,7 +359,7 @@ FAULTS = {  # class: a check that must fail, and a word of its reason
     Dead: ("P16", "no gradient reaches encodings.0.table"),
     Detached: ("P16", "no gradient reaches encodings.0.slope"), WrongGradient: ("P16", "Jacobian"),
     FastFormDiffers: ("P21", "every encoding"), BatchMates: ("P8", "a row alone differs"),
-    Uncited: ("P0", "cites no paper"),
+    Uncited: ("P0", "cites nothing"), Misfiled: ("P0", "is no id"),
     Crashes: ("P6", "RuntimeError: out of ideas"), BornDead: ("P17", "TypeError: no such thing"),
 }
 

@@ -1,0 +1,114 @@
+"""Quarantine: the contract of somebody's own encoding, checked in a process that it may take down without harm.
+
+A plugin under test may leave, crash, hang, or start processes of its own; the program that asks about it goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import multiprocessing
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from posbench.config import EncodingChoice, Scalar
+from posbench.contract import Verdict
+from posbench.errors import UserError
+from posbench.execute import end_with_parent, manner_of_end
+from posbench.registry import ENCODINGS
+
+SECONDS = 300.0
+"""After this a check counts as hanging; the slowest built-in encoding needs a hundredth of it."""
+
+
+def check_apart(name: str, options: Mapping[str, Scalar] | None = None, *, seconds: float = SECONDS) -> list[Verdict]:
+    """`testing.check_encoding` in a process of its own.
+
+    Args:
+        name: of an encoding, or the path of its file.
+        options: those that differ from the defaults.
+        seconds: how long it may take.
+
+    Returns:
+        The verdicts; a single failed one where the process ended by itself or did not answer.
+
+    Raises:
+        UserError: what check_encoding refuses.
+    """
+    kind: str
+    content: Any
+    # Spawned, not forked: torch's threads do not survive a fork.
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_answer, args=(theirs, name, dict(options or {})), daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        # Closing its end is all that a process which ends without an answer says.
+        answered = wait([ours], seconds)
+        # What comes back is text, read as text: the other side has run foreign code.
+        kind, content = json.loads(ours.recv_bytes()) if answered else ("hangs", None)
+    except (EOFError, OSError, ValueError):
+        process.join(5)
+        kind, content = "ended", manner_of_end(process.exitcode)
+    finally:
+        ours.close()
+        _end(process.pid)
+        process.join(5)
+    if kind == "refused":
+        raise UserError(content)
+    if kind == "verdicts":
+        return [Verdict(**verdict) for verdict in content]
+    reason = (f"did not come to an end within {seconds:g} s" if kind == "hangs"
+              else f"the process of the checks ended with {content} before they were through")
+    return [Verdict("P0", "the checks can be made", "decoder", True, math.nan, 0.0, False, reason)]
+
+
+def _answer(connection: Connection, name: str, options: dict[str, Any]) -> None:
+    from posbench.testing import check_encoding
+
+    with contextlib.suppress(OSError, AttributeError):
+        os.setsid()  # a group of its own, so that what the plugin starts can be ended with it
+    end_with_parent()
+    try:
+        answer: tuple[str, Any] = ("verdicts", [asdict(verdict) for verdict in check_encoding(name, options)])
+    except UserError as error:
+        answer = ("refused", str(error))
+    with contextlib.suppress(OSError):
+        connection.send_bytes(json.dumps(answer).encode())
+
+
+def _end(pid: int | None) -> None:
+    assert pid is not None
+    with contextlib.suppress(OSError, AttributeError):
+        os.killpg(pid, signal.SIGKILL)
+    with contextlib.suppress(OSError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def verdicts(choice: EncodingChoice) -> list[Verdict]:
+    """The contract's verdicts; what is not posbench's own is checked in a process of its own."""
+    if not ENCODINGS.own(choice.name):
+        return check_apart(choice.name, choice.options)
+    from posbench.testing import check_encoding
+
+    return check_encoding(choice.name, choice.options)
+
+
+def prove(choices: Sequence[EncodingChoice]) -> None:
+    """Refuses encodings that fail their contract, before anything is trained with them.
+
+    Raises:
+        UserError: the first check that an encoding fails, and how many there are.
+    """
+    for choice in choices:
+        if wrong := [verdict for verdict in verdicts(choice) if not verdict.passed]:
+            raise UserError(
+                f"encoding '{choice.label}' fails its contract in {len(wrong)} checks, the first: "
+                f"{wrong[0].check} {wrong[0].title}, {wrong[0].reason} (posbench check {choice.name} shows all)"
+            )

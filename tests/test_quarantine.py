@@ -1,0 +1,92 @@
+"""A plugin under test cannot take the program along that asks about it."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from posbench.config import EncodingChoice
+from posbench.errors import UserError
+from posbench.quarantine import check_apart, prove, verdicts
+from posbench.testing import check_encoding
+
+PLUGIN = '''
+"""wild: misbehaves."""
+
+import ctypes, os, signal, subprocess, sys, time
+from posbench.encoding import Encoding, Paper, Properties
+
+
+class Wild(Encoding):
+    """Misbehaves where it is used."""
+
+    paper = Paper(title="None", equations="none")
+    properties = Properties(permutation=True, reversal=True, shift=True)
+
+    def embed(self, x, at):
+        {behaviour}
+        return x
+
+
+ENCODING = Wild
+'''
+
+
+@pytest.fixture
+def wild(tmp_path: Path):
+    def write(behaviour: str) -> str:
+        path = tmp_path / "wild.py"
+        path.write_text(PLUGIN.format(behaviour=behaviour))
+        return str(path)
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "told"),
+    [
+        ("os._exit(0)", "ended with exit code 0"),
+        ("ctypes.string_at(0)", "ended with signal 11"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "ended with signal 9"),
+    ],
+)
+def test_leaving_is_a_failed_verdict(wild, behaviour: str, told: str) -> None:
+    path = wild(behaviour)
+    (verdict,) = check_apart(path)
+    assert not verdict.passed and told in verdict.reason
+    with pytest.raises(UserError, match=told):
+        prove([EncodingChoice(name=path)])
+
+
+def test_a_hang_ends_with_all_that_it_started(wild, tmp_path: Path) -> None:
+    note = tmp_path / "pid"
+    path = wild(f"open({str(note)!r}, 'w').write(str(subprocess.Popen(['sleep', '600']).pid)); time.sleep(600)")
+    (verdict,) = check_apart(path, seconds=15)
+    assert not verdict.passed and "15 s" in verdict.reason
+    child = int(note.read_text())
+    for _ in range(50):
+        if not _runs(child):
+            break
+        time.sleep(0.1)
+    assert not _runs(child)
+
+
+def test_what_is_in_order_has_the_verdicts_of_this_process(wild) -> None:
+    path = wild("pass")
+    assert verdicts(EncodingChoice(name=path)) == check_encoding(path)
+
+
+def test_a_wrong_option_is_the_users_mistake(wild) -> None:
+    with pytest.raises(UserError, match="unknown option"):
+        check_apart(wild("pass"), {"speed": 3})
+
+
+def _runs(pid: int) -> bool:
+    """Whether the process is there and no zombie that its new parent has not yet collected."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return os.path.exists(f"/proc/{pid}")
