@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import signal
@@ -14,7 +15,7 @@ from typer.exceptions import TyperException
 
 from posbench.arguments import assignment, names, path_of, seed_numbers, tracker_named, trials_at_once
 from posbench.console import Progress, Steps, described, say, short
-from posbench.errors import UserError, one_line
+from posbench.errors import StorageError, UserError, one_line
 
 app = typer.Typer(
     name="posbench",
@@ -216,6 +217,10 @@ def ui(
 def main() -> None:
     """Runs a command; a mistake of the user's is one line and an exit code, never a traceback."""
     signal.signal(signal.SIGTERM, _terminated)
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            # A terminal that knows no '±' gets its number, and not a traceback.
+            stream.reconfigure(errors="backslashreplace")
     try:
         # Without standalone mode a wrong option is not turned into a page of usage; Ctrl-C comes back as 130.
         code = app(standalone_mode=False)
@@ -228,6 +233,11 @@ def main() -> None:
         sys.exit(2)
     except (KeyboardInterrupt, typer.Abort):
         code = 130
+    except OSError as error:
+        if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EIO):
+            raise
+        sys.stderr.write(f"posbench: error: what the command prints cannot be written: {error.strerror}\n")
+        sys.exit(StorageError.exit_code)
     if code == 130:
         sys.stderr.write("posbench: interrupted; finished trials are kept, the same command goes on\n")
     sys.exit(code)

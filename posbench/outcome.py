@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -112,7 +113,6 @@ def _selection(trial: Trial) -> str:
 
 def _costs(plan: Plan, folder: Path) -> list[dict[str, Any]]:
     """Measured once for these encodings, this shape and this machine, all in one run, when no trial runs any more."""
-    known = json.loads((folder / COSTS).read_text()) if (folder / COSTS).is_file() else {"key": None, "rows": []}
     trial = plan.trials[0]
     study = plan.study
     encodings = {trial.config.encoding.label: trial for trial in plan.trials}
@@ -131,8 +131,8 @@ def _costs(plan: Plan, folder: Path) -> list[dict[str, Any]]:
             "accelerator": facts["accelerator"],
         }
     )
-    if known["key"] == key:
-        return known["rows"]
+    if known := _kept_costs(folder / COSTS, key):
+        return known
     vocabulary = load_encoded(study.suite, trial.config.task, trial.config.data)[1]
     shape = cost.Shape(
         rows=trial.config.train.batch_size,
@@ -153,6 +153,15 @@ def _costs(plan: Plan, folder: Path) -> list[dict[str, Any]]:
         ).encode(),
     )
     return rows
+
+
+def _kept_costs(path: Path, key: str) -> list[dict[str, Any]]:
+    """Rows of an earlier measurement under this key; none where the file is missing, damaged, or of another study."""
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+        known = json.loads(path.read_text())
+        if known["key"] == key and all(isinstance(row, dict) and "encoding" in row for row in known["rows"]):
+            return known["rows"]
+    return []
 
 
 def summary(plan: Plan, records: Mapping[str, Record]) -> dict[str, float]:

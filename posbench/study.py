@@ -186,9 +186,12 @@ def claim(folder: Path, study: StudyConfig) -> None:
 def read_identity(folder: Path) -> dict[str, Any]:
     """The plain StudyConfig that a study folder holds."""
     try:
-        return json.loads((folder / IDENTITY).read_text())
+        plain = json.loads((folder / IDENTITY).read_text())
+        if not isinstance(plain, dict):
+            raise ValueError(f"it holds a {type(plain).__name__} in place of settings by name")
     except (OSError, ValueError) as error:
         raise UserError(f"folder '{folder}' is no study's: it has no readable {IDENTITY} ({error})") from None
+    return plain
 
 
 def _settings(plain: Mapping[str, Any]) -> dict[str, Any]:
