@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from posbench.environment import cores
 from posbench.errors import StorageError, UserError, nearest
 
 SEEDS = 1000
@@ -30,6 +31,17 @@ def seed_numbers(text: str) -> list[int]:
     if not 0 <= numbers[0] <= SEEDS:
         raise UserError(f"--seeds {text}: give how many, up to {SEEDS}, or which (0,1,2)")
     return list(range(numbers[0]))
+
+
+def whole_numbers(text: str, option: str) -> tuple[int, ...]:
+    """'128,512' as numbers of at least 1."""
+    try:
+        numbers = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        numbers = ()
+    if not numbers or min(numbers) < 1 or len(set(numbers)) < len(numbers):
+        raise UserError(f"{option} {text!r}: give different whole numbers of at least 1, such as 128,512")
+    return numbers
 
 
 def assignment(text: str) -> tuple[str, str | None]:
@@ -59,13 +71,13 @@ def path_of(path: str | Path, option: str) -> Path:
 
 def trials_at_once(jobs: int, threads: int, device: str) -> int:
     """How many trials run at once: as asked for, or as many as fit the machine."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    available = cores()
     # Each is a process with its own torch, half a gigabyte before it has trained anything.
-    if jobs > 4 * cores:
+    if jobs > 4 * available:
         raise UserError(
-            f"--jobs {jobs}: this machine has {cores} cores; give at most {4 * cores}, or 0 for as many as fit"
+            f"--jobs {jobs}: this machine has {available} cores; give at most {4 * available}, or 0 for as many as fit"
         )
-    return jobs or (1 if device == "cuda" else max(1, cores // threads))
+    return jobs or (1 if device == "cuda" else max(1, available // threads))
 
 
 def tracker_named(name: str, home: Path) -> Any:

@@ -15,7 +15,7 @@ from pydantic.dataclasses import dataclass
 from posbench.errors import UserError, nearest
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_strict = ConfigDict(extra="forbid", allow_inf_nan=False)
+STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 C = TypeVar("C")
 Scalar = bool | int | float | str | None
 
@@ -25,7 +25,7 @@ def setting(default: Any, meaning: str, **bounds: Any) -> Any:
     return Field(default=default, description=meaning, **bounds)
 
 
-@dataclass(frozen=True, kw_only=True, config=_strict)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class EncodingChoice:
     """An encoding by name or by the path of its file, with the options that differ from its defaults."""
 
@@ -51,7 +51,7 @@ class EncodingChoice:
         return ":".join([stem, *(f"{key}={value}" for key, value in sorted(self.options.items()))])
 
 
-@dataclass(frozen=True, kw_only=True, config=_strict)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class ModelConfig:
     """The template around the encoding; nothing here depends on the encoding."""
 
@@ -76,7 +76,7 @@ class ModelConfig:
             raise ValueError("token_types 1 cannot tell two texts apart: give 0 for none, or 2")
 
 
-@dataclass(frozen=True, kw_only=True, config=_strict)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class TrainConfig:
     """How a model is trained; equal for all encodings of a study."""
 
@@ -100,7 +100,7 @@ class TrainConfig:
             raise ValueError("state either steps or epochs")
 
 
-@dataclass(frozen=True, kw_only=True, config=_strict)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class DataConfig:
     """Where rows come from and how they become tokens."""
 
@@ -119,7 +119,7 @@ class DataConfig:
     )
 
 
-@dataclass(frozen=True, kw_only=True, config=_strict)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class TrialConfig:
     """Everything that one run depends on."""
 
@@ -132,7 +132,7 @@ class TrialConfig:
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
 
 
-@dataclass(frozen=True, kw_only=True, config=_strict)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class StudyConfig:
     """A grid of trials that differ in nothing but encoding, task and seed."""
 

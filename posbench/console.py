@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -89,6 +90,11 @@ class Steps:
 def _duration(seconds: float) -> str:
     minutes = round(seconds / 60)
     return f"{seconds:.0f} s" if seconds < 90 else f"{minutes} min" if minutes < 90 else f"{minutes / 60:.1f} h"
+
+
+def terminal_width() -> int:
+    """Character cells of a line; 160 where there is no terminal."""
+    return get_terminal_size((160, 40)).columns
 
 
 def short(path: Path) -> str:

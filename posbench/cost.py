@@ -16,11 +16,14 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from posbench.config import ModelConfig, TrainConfig
 from posbench.encoding import HOOKS, Encoding, overrides
+from posbench.errors import reason_of
 from posbench.transformer import Head, Transformer
 
 # The profiler's back end reports its own start and stop on standard error otherwise.
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 ROUNDS = 41
+COLUMNS = ("encoding", "parameters", "flops", "step_ratio", "step_ratio_low", "step_ratio_high", "step_seconds",
+           "peak_memory", "reason")
 WARMUP = 3
 
 
@@ -42,7 +45,8 @@ class Shape:
 
 
 def measure(
-    encodings: Mapping[str, tuple[type[Encoding], Any]], model: ModelConfig, train: TrainConfig, shape: Shape
+    encodings: Mapping[str, tuple[type[Encoding], Any]], model: ModelConfig, train: TrainConfig, shape: Shape,
+    *, rounds: int = ROUNDS,
 ) -> list[dict[str, Any]]:
     """Costs of a training step (forward, backward, clipping, optimizer) for each encoding.
 
@@ -52,26 +56,30 @@ def measure(
     Args:
         encodings: class and options by label.
         model, train, shape: the settings of the study.
+        rounds: measured steps of each encoding.
 
     Returns:
         One dict an encoding: encoding, parameters, flops (of one step), step_ratio (to the template without an
-        encoding), step_seconds, peak_memory (bytes live at once in a step, weights and optimizer left out). None where
-        the encoding broke down.
+        encoding), step_ratio_low and step_ratio_high (quartiles of that ratio over rounds), step_seconds, peak_memory
+        (bytes live at once in a step, weights and optimizer left out), reason. All but the reason are None where the
+        encoding broke down.
     """
     torch.set_num_threads(train.threads)
     device = torch.device("cuda" if train.device != "cpu" and torch.cuda.is_available() else "cpu")
     steps: dict[str, tuple[Transformer, Callable[[], None]]] = {}
+    reasons: dict[str, str] = {}
     for label, (cls, options) in {"": (Encoding, None), **encodings}.items():
         try:
             steps[label] = _step(cls, options, model, train, shape, device)
             _timed(steps[label][1], device)
         except KeyboardInterrupt:
             raise
-        except BaseException:  # its trials say what is wrong with it; the costs of the others are wanted all the same
+        except BaseException as error:  # the costs of the others are wanted all the same
             steps.pop(label, None)
+            reasons[label] = reason_of(error)
     seconds: dict[str, list[float]] = {label: [] for label in steps}
     labels = list(steps)
-    for number in range(WARMUP + ROUNDS):
+    for number in range(WARMUP + rounds):
         turn = number % len(labels)
         for label in labels[turn:] + labels[:turn]:
             spent = _timed(steps[label][1], device)
@@ -80,18 +88,27 @@ def measure(
     middle = {label: statistics.median(spent) for label, spent in seconds.items()}
     # An encoding without hooks is the bare template itself, and then its own time is what the others are held against.
     bare = next((label for label, (cls, _) in encodings.items() if label in steps and not overrides(cls, *HOOKS)), "")
-    return [
-        _costs(label, *steps[label], device)
-        | {"step_ratio": middle[label] / middle[bare], "step_seconds": middle[label]}
-        if label in steps
-        else {"encoding": label, **dict.fromkeys(("parameters", "flops", "step_ratio", "step_seconds", "peak_memory"))}
-        for label in encodings
-    ]
+    rows = []
+    for label in encodings:
+        row: dict[str, Any] = dict.fromkeys(COLUMNS) | {"encoding": label, "reason": reasons.get(label, "")}
+        if label in steps:
+            low, high = _quartiles([a / b for a, b in zip(seconds[label], seconds[bare], strict=True)])
+            row |= _costs(*steps[label], device)
+            row |= {"step_ratio": middle[label] / middle[bare], "step_ratio_low": low, "step_ratio_high": high,
+                    "step_seconds": middle[label]}
+        rows.append(row)
+    return rows
 
 
-def _costs(label: str, network: Transformer, step: Callable[[], None], device: torch.device) -> dict[str, Any]:
+def _quartiles(values: list[float]) -> tuple[float, float]:
+    if len(values) == 1:
+        return values[0], values[0]
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+    return low, high
+
+
+def _costs(network: Transformer, step: Callable[[], None], device: torch.device) -> dict[str, Any]:
     return {
-        "encoding": label,
         "parameters": sum(p.numel() for p in network.parameters() if p.requires_grad),
         "flops": _flops(step),
         "peak_memory": _peak_memory(step, device),

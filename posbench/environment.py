@@ -28,11 +28,16 @@ def facts() -> dict[str, Any]:
             **{name: version(name) for name in LIBRARIES},
         },
         "processor": _processor(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": cores(),
         "accelerator": torch.cuda.get_device_name(0) if torch.cuda.is_available() else None,
         "commit": commit(),
         "code": code_hash(),
     }
+
+
+def cores() -> int:
+    """Processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @functools.cache

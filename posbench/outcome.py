@@ -42,9 +42,7 @@ def study_results(plan: Plan, records: Mapping[str, Record], folder: Path) -> St
         warnings=provenance.warnings(plan),
         frame=_frame(plan, records, costs),
         curves=pd.DataFrame(curves, columns=list(CURVE_COLUMNS)),
-        costs=pd.DataFrame(
-            costs, columns=["encoding", "parameters", "flops", "step_ratio", "step_seconds", "peak_memory"]
-        ),
+        costs=pd.DataFrame(costs, columns=list(cost.COLUMNS)),
         baseline=study.baseline,
         alpha=study.alpha,
         folder=folder,
