@@ -14,8 +14,8 @@ larger by sqrt(3). The enhanced mask decoder, which adds absolute positions befo
 pretraining and is left out.
 
 Tensors of Q x K x d are never formed: q and k meet the 2k rows, and products are looked up by offset. P starts from
-N(0, 1), where the layer norm of versions 2 and 3 puts it, the projections from N(0, 0.02). Decoders keep all 2k rows;
-those for keys ahead stay unused, but for row k at offset 0.
+N(0, 1), where the layer norm of versions 2 and 3 puts it, the projections from N(0, 0.02). In a decoder the second term
+reads rows k and above, the third rows k and below.
 
 Parameters: 2k D + 2 N D^2 in N layers; 2k D + 2 D^2 with shared projections.
 """

@@ -48,6 +48,7 @@ def wave(distance: int, width: int) -> Tensor:
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("queries, keys", PLACES)
+@torch.no_grad()
 def test_transformer_xl_equals_a_double_loop(queries, keys, causal):
     encoding = made("transformer_xl", causal=causal).double()
     (q, k), u, v = inputs(queries, keys), encoding.content_bias, encoding.position_bias
@@ -79,6 +80,7 @@ def test_transformer_xl_knows_the_direction_and_has_values_at_every_distance():
 
 @pytest.mark.parametrize("options", [{}, {"span": 3}, {"span": 8, "max_distance": 20}])
 @pytest.mark.parametrize("queries, keys", PLACES)
+@torch.no_grad()
 def test_deberta_equals_a_loop_over_both_terms_and_the_sign_of_each_matters(queries, keys, options):
     from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
 
@@ -91,7 +93,7 @@ def test_deberta_equals_a_loop_over_both_terms_and_the_sign_of_each_matters(quer
             distance = int(make_log_bucket_position(torch.tensor(distance), span, options["max_distance"]))
         return 0 if distance <= -span else 2 * span - 1 if distance >= span else distance + span
 
-    expected, flipped = torch.zeros(2, 2, 2, len(queries), len(keys), dtype=torch.float64)
+    expected, flipped = (torch.zeros(2, 2, len(queries), len(keys), dtype=torch.float64) for _ in range(2))
     for a, b, distance in pairs(queries, keys):
         for h in range(2):
             keys_of = [encoding.table[row(d)] @ encoding.key_projection[h] for d in (distance, -distance)]
@@ -151,7 +153,7 @@ def test_deberta_keeps_the_templates_scale_on_all_three_terms():
 
 
 def test_deberta_refuses_buckets_that_cannot_grow():
-    with pytest.raises(UserError, match="encoding 'deberta': max_distance = 5, but with span 8 .*: choose"):
+    with pytest.raises(UserError, match=r"encoding 'deberta': max_distance = 5, but with span 8 .*: choose"):
         made("deberta", span=8, max_distance=5)
 
 
@@ -173,6 +175,7 @@ def counted(encoding, q: Tensor, k: Tensor, seen: Tensor) -> Tensor:
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("positions", [2, 4, 64])
 @pytest.mark.parametrize("queries, keys", [(range(7), range(7)), ([6], range(7)), (range(4, 7), range(7))])
+@torch.no_grad()
 def test_cope_equals_a_loop(queries, keys, positions, causal):
     encoding, (q, k) = made("cope", positions=positions, causal=causal).double(), inputs(queries, keys)
     place = where(queries, keys, causal)
@@ -180,6 +183,7 @@ def test_cope_equals_a_loop(queries, keys, positions, causal):
     torch.testing.assert_close(encoding.scores(q, k, place), counted(encoding, q, k, seen))
 
 
+@torch.no_grad()
 def test_cope_masked_after_the_sum_would_leak_the_future_and_ours_does_not():
     encoding, (q, k) = made("cope", causal=True).double(), inputs(range(8), range(8))
     other = torch.cat([k[:, :, :5], -k[:, :, 5:]], dim=2)  # another future, seen from the queries up to 4
