@@ -12,7 +12,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -171,6 +171,16 @@ class Encoding(nn.Module):
             generator: a random stream that belongs to (seed, name) alone.
         """
         value.normal_(0.0, 0.02, generator=generator)
+
+    def tie(self, first: Self) -> None:
+        """Takes over from the first layer's instance what the paper shares between layers; called once, when made.
+
+        `self.table = first.table` is enough: a shared parameter is counted, initialised and trained once, under the
+        name that it has in the first layer.
+
+        Args:
+            first: the instance of layer 0; `self` belongs to a later one. Only scope 'layer' has later ones.
+        """
 
     # The hooks. `at` holds the absolute positions of queries and keys.
 

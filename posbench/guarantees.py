@@ -220,7 +220,7 @@ def differences(subject: Subject) -> float:
 def parameters(subject: Subject) -> float:
     """The difference between parameter_count and the parameters that are there."""
     said = subject.encoding_class.parameter_count(subject.dimensions, subject.bare().config)
-    there = sum(p.numel() for part in subject.model().encodings for p in part.parameters())
+    there = sum(p.numel() for p in subject.model().encodings.parameters())
     if said != there:
         raise ContractError(f"parameter_count says {said}, the model has {there}")
     return 0.0

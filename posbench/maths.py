@@ -83,6 +83,38 @@ def t5_buckets(distance: Tensor, buckets: int, max_distance: int, *, bidirection
     return offset + torch.where(back < exact, back, large)
 
 
+def deberta_buckets(distance: Tensor, buckets: int, max_distance: int) -> Tensor:
+    """(...) query minus key positions -> (...) int64 signed buckets of DeBERTa's released code, versions 2 and 3.
+
+    Distances up to buckets/2 keep their value; from there on buckets grow logarithmically, and max_distance - 1 falls
+    in the last one, buckets - 1. Beyond it numbers go on growing: whoever has a table of rows clamps them.
+    """
+    exact = buckets // 2
+    far = distance.abs().clamp(min=exact).double()
+    growth = torch.log(far / exact) / math.log((max_distance - 1) / exact) * (exact - 1)
+    # As in t5_buckets, logarithms that fall on a border are settled by exact arithmetic.
+    large = exact + torch.ceil(growth - 1e-9).long()
+    return torch.where(distance.abs() <= exact, distance, large * distance.sign())
+
+
+def relative_shift(x: Tensor, keys: int) -> Tensor:
+    """(..., Q, Q+K-1) by offset from 1-K to Q-1 -> (..., Q, K), entry (i, j) being column j - i + Q - 1 of row i.
+
+    The counterpart of `toeplitz` for rows that differ. Right for any Q and K, and above the diagonal too, where the
+    common trick that pads one column and drops one row reads the next row.
+    """
+    queries, columns = x.shape[-2:]
+    flat = functional.pad(x, (0, 1)).flatten(-2)
+    # Rows of one column more, read back as rows of the old width, begin one column earlier each.
+    rows = flat[..., queries - 1 : queries - 1 + queries * columns]
+    return rows.unflatten(-1, (queries, columns))[..., :keys]
+
+
+def precise(x: Tensor) -> Tensor:
+    """x in float32, or in float64 if that is what it is: for logarithms, powers and sums that bfloat16 cannot hold."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 class _Toeplitz(torch.autograd.Function):
     """(H, Q+K-1) values by offset -> (H, Q, K), entry (i, j) being value j - i + Q - 1; the gradient sums diagonals."""
 

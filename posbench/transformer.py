@@ -149,6 +149,8 @@ class Transformer(nn.Module):
         self.token_types = nn.Embedding(model.token_types, model.width) if model.token_types else None
         instances = model.layers if encoding.scope == "layer" else 1
         self.encodings = nn.ModuleList(encoding(self.dimensions, options) for _ in range(instances))
+        for layer in range(1, instances):
+            self.encoding(layer).tie(self.encoding(0))
         self.blocks = nn.ModuleList(Block(model) for _ in range(model.layers))
         self.norm = nn.LayerNorm(model.width)
         self.dropout = Dropout(model.dropout)
@@ -213,10 +215,17 @@ class Transformer(nn.Module):
         return encoding
 
     def initialise(self, seed: int) -> None:
-        """Gives every parameter and persistent buffer its first value, from a stream named after it."""
+        """Gives every parameter and persistent buffer its first value, from a stream named after it.
+
+        What layers share is named after the first of them and filled once.
+        """
+        filled: set[int] = set()
         for path, module in self.named_modules():
             owner, local = self._owner(path)
             for name, tensor in _own_state(module):
+                if id(tensor) in filled:
+                    continue
+                filled.add(id(tensor))
                 value = torch.empty(tensor.shape, dtype=torch.float32)
                 stream = generator(seed, "initial", f"{path}.{name}")
                 if owner is not None:
@@ -242,10 +251,11 @@ class Transformer(nn.Module):
         """AdamW's groups by kind of module: matrices decay; norms, biases and whatever belongs to positions do not."""
         decayed: list[nn.Parameter] = []
         kept: list[nn.Parameter] = []
-        for path, module in self.named_modules():
-            for name, parameter in module.named_parameters(recurse=False):
-                matrix = isinstance(module, nn.Linear | nn.Embedding) and name == "weight"
-                (decayed if matrix and self._owner(path)[0] is None else kept).append(parameter)
+        # named_parameters gives what layers share once; the optimiser refuses a parameter that comes twice.
+        for full, parameter in self.named_parameters():
+            path, _, name = full.rpartition(".")
+            matrix = isinstance(self.get_submodule(path), nn.Linear | nn.Embedding) and name == "weight"
+            (decayed if matrix and self._owner(path)[0] is None else kept).append(parameter)
         return [{"params": decayed, "weight_decay": weight_decay}, {"params": kept, "weight_decay": 0.0}]
 
 

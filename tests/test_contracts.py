@@ -29,11 +29,23 @@ TRUTH = {
     "rope": (False, False, True, True, True, "defined"),
     "alibi": (False, True, True, True, True, "defined"),
     "placebo": (True, True, True, True, True, "defined"),
+    "transformer_xl": (False, False, True, True, True, "defined"),
+    "tupe": (False, False, False, True, True, "refused"),
+    "deberta": (False, False, True, True, True, "defined"),
+    "kerple": (False, True, True, True, True, "defined"),
+    "sandwich": (False, True, True, True, True, "defined"),
+    # Below its threshold fire is blind to direction and to shifts; the claim is about every length, beyond it too.
+    "fire": (False, False, False, True, True, "defined"),
+    "cope": (False, False, True, True, True, "defined"),
 }
 VARIANTS = [
     ("shaw", {"values": False}), ("shaw", {"clip": 1}), ("rope", {"layout": "half"}), ("rope", {"fraction": 0.25}),
     ("t5", {"buckets": 8, "max_distance": 20}), ("learned", {"max_length": 8}), ("learned", {"max_length": 300}),
-    ("sinusoidal", {"base": 500.0}),
+    ("sinusoidal", {"base": 500.0}), ("transformer_xl", {"untied": True}), ("tupe", {"variant": "R"}),
+    ("tupe", {"untied_cls": False}), ("tupe", {"max_length": 20}), ("deberta", {"span": 4}),
+    ("deberta", {"span": 8, "max_distance": 24}), ("deberta", {"projections": "shared"}),
+    ("kerple", {"kernel": "power"}), ("sandwich", {"width": 64}), ("fire", {"shared": True}),
+    ("fire", {"threshold": 2.0, "hidden": 8}), ("cope", {"positions": 4}),
 ]
 
 
