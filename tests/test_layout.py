@@ -34,6 +34,7 @@ ALLOWED = {
     "seeds": set(),
     "registry": {"errors"},
     "encoding": {"positions", "maths", "errors"},
+    "rotary": {"encoding", "positions", "maths", "errors"},
     "config": {"errors"},
     "attention": {"encoding", "positions", "maths", "errors"},
     "transformer": {"attention", "encoding", "config", "positions", "seeds", "errors"},
