@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from posbench import maths
 from posbench.encoding import Dimensions, Encoding, Paper, Properties, Wrapper, option
 from posbench.errors import ContextLengthExceeded, UserError
 from posbench.positions import Positions
@@ -47,8 +48,7 @@ class Randomized(Wrapper):
     @dataclass(frozen=True, kw_only=True)
     class Config:
         base: str = option("rope", "name of the encoding that gets the positions")
-        range: int | None = option(None, "R, positions to draw from; 16 times the longest training sequence if none",
-                                   at_least=1)
+        range: int | None = option(None, "R, positions to draw from; 16 times the trained length if none", at_least=1)
 
     def __init__(self, dimensions: Dimensions, config: Config | None = None) -> None:
         config = type(self).Config() if config is None else config
@@ -89,36 +89,22 @@ class Randomized(Wrapper):
     def initial(self, name: str, value: Tensor, generator: torch.Generator) -> None:
         if name != "passes":
             return super().initial(name, value, generator)
-        # A start for each seed, which float32 holds exactly.
-        value.copy_(torch.randint(2**23, (), generator=generator))
+        value.copy_(torch.randint(2**23, (), generator=generator))  # a start for each seed, exact in float32
 
     def positions(self, at: Positions) -> Positions:
         limit = self.max_length
         if at.end > limit:
-            raise ContextLengthExceeded(self.spelled(), limit, at.end)
-        ids, sizes = (at.q, at.k), at.sizes()
+            raise ContextLengthExceeded(self.spelled(), limit, at.end, "raise its range")
+        pairs = list(zip((at.q, at.k), at.sizes(), strict=True))
         if self.training:
             order = torch.randperm(limit, generator=generator(int(self.passes), "randomized positions"))[: at.end]
             self.passes += 1
-            q, k = (_sampled(*pair, order.to(at.q.device)) for pair in zip(ids, sizes, strict=True))
+            q, k = (maths.drawn_places(*pair, order.to(at.q.device)) for pair in pairs)
             end = int(order.max()) + 1
         else:
-            q, k = (_expected(*pair, limit) for pair in zip(ids, sizes, strict=True))
+            q, k = (maths.expected_places(*pair, limit) for pair in pairs)
             end = at.end * (limit + 1) // (at.end + 1)
         return super().positions(replace(at, q=q, k=k, end=end, regular=False))
-
-
-def _sampled(ids: Tensor, size: Tensor, order: Tensor) -> Tensor:
-    """(B|1, L) ids among (B|1, L|1) tokens -> the same: each in the sorted first `size` places of a permutation."""
-    sizes, row = size.unique(return_inverse=True)
-    unused = torch.arange(len(order), device=ids.device) >= sizes[:, None]
-    table = order.expand_as(unused).masked_fill(unused, torch.iinfo(order.dtype).max).sort(-1).values
-    return table[row, ids.minimum(size - 1)]  # padding may lie behind the last token
-
-
-def _expected(ids: Tensor, size: Tensor, limit: int) -> Tensor:
-    """(B|1, L) ids among (B|1, L|1) tokens -> the same: means of the order statistics, rounded down."""
-    return (ids.minimum(size - 1) + 1) * (limit + 1) // (size + 1) - 1
 
 
 ENCODING = Randomized

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from posbench.encoding import Paper, Properties, option
+from posbench.encoding import Paper, Properties, Side, option
+from posbench.positions import Positions
 from posbench.rotary import ScaledRotary
 
 
@@ -37,9 +38,9 @@ class RopeDynamic(ScaledRotary):
     class Config(ScaledRotary.Config):
         factor: float = option(1.0, "s, how much faster than the length the base grows", at_least=1)
 
-    def frequencies(self, size: Tensor) -> Tensor:
-        longer = size.clamp(min=self.original).double() / self.original
-        return self.stretched((self.config.factor * longer - (self.config.factor - 1))[..., None], size.device)
+    def frequencies(self, at: Positions, side: Side) -> Tensor:
+        longer = self.size(at, side).clamp(min=self.original).double() / self.original
+        return self.stretched(self.config.factor * longer - (self.config.factor - 1), at.q.device)
 
 
 ENCODING = RopeDynamic

@@ -10,7 +10,8 @@ Parameters: none; weights of a trained rope model fit as they are.
 
 from torch import Tensor
 
-from posbench.encoding import Paper, Properties
+from posbench.encoding import Paper, Properties, Side
+from posbench.positions import Positions
 from posbench.rotary import ScaledRotary
 
 
@@ -25,8 +26,8 @@ class RopeLinear(ScaledRotary):
     properties = Properties(shift=True)
     space = {"factor": (1.0, 16.0)}
 
-    def frequencies(self, size: Tensor) -> Tensor:
-        return super().frequencies(size) / self.config.factor
+    def frequencies(self, at: Positions, side: Side) -> Tensor:
+        return super().frequencies(at, side) / self.config.factor
 
 
 ENCODING = RopeLinear

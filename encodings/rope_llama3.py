@@ -4,8 +4,8 @@
 
 L0 f_i / 2 pi is how many times pair i turns within the trained length L0. Pairs that turn more than `high` times keep
 their frequency, those that turn less than `low` times are s times slower, and between them the share is linear in the
-number of turns: the ramp of YaRN's paper, with other ends and without its factor on the logits. The paper names the
-result; the rule is in the released code only.
+number of turns: the ramp of YaRN's paper, with other ends and without its factor on the logits. The paper does
+not state the rule; the released code does.
 
 Parameters: none; weights of a trained rope model fit as they are.
 """
@@ -15,8 +15,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from posbench.encoding import Dimensions, Paper, Properties, option
+from posbench.encoding import Dimensions, Paper, Properties, Side, option
 from posbench.errors import UserError
+from posbench.positions import Positions
 from posbench.rotary import ScaledRotary
 
 
@@ -44,8 +45,8 @@ class RopeLlama3(ScaledRotary):
             raise UserError(f"encoding 'rope_llama3': low = {low:g} and high = {high:g}, but fast pairs turn more "
                             "often: choose a high above low")
 
-    def frequencies(self, size: Tensor) -> Tensor:
-        plain = super().frequencies(size)
+    def frequencies(self, at: Positions, side: Side) -> Tensor:
+        plain = super().frequencies(at, side)
         turns = self.original * plain / (2 * math.pi)
         kept = ((turns - self.config.low) / (self.config.high - self.config.low)).clamp(0, 1)
         return (1 - kept) * plain / self.config.factor + kept * plain

@@ -21,8 +21,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from posbench.encoding import Dimensions, Paper, Properties, option
+from posbench.encoding import Dimensions, Paper, Properties, Side, option
 from posbench.errors import UserError
+from posbench.positions import Positions
 from posbench.rotary import ScaledRotary
 
 
@@ -55,10 +56,10 @@ class RopeLongrope(ScaledRotary):
         same = self.long == self.short
         self.properties = replace(self.properties, norm=self.gain == 1, cached=same, shift=same)
 
-    def frequencies(self, size: Tensor) -> Tensor:
-        short, long = (torch.tensor(series, dtype=torch.float64, device=size.device)
+    def frequencies(self, at: Positions, side: Side) -> Tensor:
+        short, long = (torch.tensor(series, dtype=torch.float64, device=at.q.device)
                        for series in (self.short, self.long))
-        return super().frequencies(size) / torch.where((size > self.original)[..., None], long, short)
+        return super().frequencies(at, side) / torch.where(self.size(at, side) > self.original, long, short)
 
     def _series(self, name: str, default: list[float]) -> list[float]:
         """The numbers of this option."""

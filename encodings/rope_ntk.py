@@ -11,7 +11,8 @@ Parameters: none; weights of a trained rope model fit as they are.
 
 from torch import Tensor
 
-from posbench.encoding import Paper, Properties
+from posbench.encoding import Paper, Properties, Side
+from posbench.positions import Positions
 from posbench.rotary import ScaledRotary
 
 
@@ -26,8 +27,8 @@ class RopeNtk(ScaledRotary):
     properties = Properties(shift=True)
     space = {"factor": (1.0, 16.0)}
 
-    def frequencies(self, size: Tensor) -> Tensor:
-        return self.stretched(self.config.factor, size.device)
+    def frequencies(self, at: Positions, side: Side) -> Tensor:
+        return self.stretched(self.config.factor, at.q.device)
 
 
 ENCODING = RopeNtk

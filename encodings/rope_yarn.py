@@ -20,8 +20,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from posbench.encoding import Dimensions, Paper, Properties, option
+from posbench.encoding import Dimensions, Paper, Properties, Side, option
 from posbench.errors import UserError
+from posbench.positions import Positions
 from posbench.rotary import ScaledRotary
 
 
@@ -53,11 +54,11 @@ class RopeYarn(ScaledRotary):
         if self.gain == 1:
             self.properties = replace(self.properties, norm=True)
 
-    def frequencies(self, size: Tensor) -> Tensor:
-        plain = super().frequencies(size)
+    def frequencies(self, at: Positions, side: Side) -> Tensor:
+        plain = super().frequencies(at, side)
         first = max(math.floor(self._pair(self.config.beta_fast)), 0)
         last = min(math.ceil(self._pair(self.config.beta_slow)), self.turned - 1)
-        pair = torch.arange(self.turned // 2, dtype=torch.float64, device=size.device)
+        pair = torch.arange(self.turned // 2, dtype=torch.float64, device=at.q.device)
         # Where both ends meet there is no ramp but a step.
         slowed = ((pair - first) / (last - first if last != first else 1e-3)).clamp(0, 1)
         return plain * (1 - slowed) + plain / self.config.factor * slowed

@@ -1,7 +1,7 @@
 """self_extend: a trained rope model that reads far pairs at coarser positions, Self-Extend (Jin et al. 2024).
 
     offset of a pair at distance m - n:   m - n                                         if m - n < w, the neighbours
-                                          floor(m / G) + w - floor(w / G) - floor(n / G)      otherwise  (Eq. 3, 4)
+                                          floor(m / G) + w - floor(w / G) - floor(n / G)      otherwise  (section 3)
 
 so that a model trained on L tokens meets no unknown offset up to (L - w) G + w of them. With group = none all far pairs
 stand at the offset w: ReRoPE, the limit of ever larger groups (Su 2023, published without a paper). With group = 1 it
@@ -32,7 +32,7 @@ class SelfExtend(Rotary):
     paper = Paper(
         title="LLM Maybe LongLM: Self-Extend LLM Context Window Without Tuning",
         arxiv="2401.01325",
-        equations="3, 4, and the pseudocode of the appendix",
+        equations="section 3, unnumbered, and the pseudocode of the appendix",
     )
     properties = Properties()
     needs_causal = True

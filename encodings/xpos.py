@@ -10,10 +10,10 @@ The centre c cancels in every product, and only keeps the powers small. It is ha
 length of the input: code that centres each call anew multiplies cached keys by another factor than the full pass does.
 The powers are formed in float64 from absolute positions.
 
-One factor of the product still grows as the other shrinks: zeta_0 = 2/7, and zeta_0^(-n/512) exceeds what float16 holds
-at n = 4532 and float32 at n = 36260. Somewhat before, at 3966 and 35690 positions from the centre, the queries' factor
-is no normal number any more and loses digits; from there on positions are refused by a typed error. bfloat16 reaches as
-far as float32.
+One factor of the product still grows as the other shrinks: zeta_0 = 2/7, and float16 holds zeta_0^(-n/512) up to
+n = 4532, float32 up to 36260. Somewhat before, beyond 3965 and 35693 positions from the centre, the queries' factor is
+no normal number any more and loses digits: such positions are refused by a typed error. bfloat16 reaches as far as
+float32.
 
 Parameters: none.
 """
@@ -68,7 +68,7 @@ class Xpos(Rotary):
     def rotate(self, x: Tensor, at: Positions, side: Side) -> Tensor:
         limit = self.centre + self.reach(x.dtype)
         if at.end > limit:
-            raise ContextLengthExceeded(self.spelled(), limit, at.end)
+            raise ContextLengthExceeded(self.spelled(), limit, at.end, "raise its scale_base")
         return super().rotate(x, at, side)
 
 

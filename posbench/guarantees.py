@@ -79,8 +79,8 @@ def length_blindness(subject: Subject) -> float:
 
 @check("P7", "padding and packing change nothing", tolerance=1e-6)
 def padding(subject: Subject) -> float:
-    """A row gives the same logits alone, padded on the right, padded on the left, and packed with another row."""
-    model, width = subject.model(), subject.length
+    """A row gives the same logits alone, padded on either side, and packed; beyond the trained length too."""
+    model, width = subject.model(), subject.long
     lengths = (width, width - 3, 2, 1)
     rows = [subject.tokens(1, n, name=f"row {n}") for n in lengths]
     alone = [model(row) for row in rows]

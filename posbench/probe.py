@@ -192,7 +192,7 @@ class Subject:
 
     def narrow(self) -> Dimensions:
         """Sizes at which a derivative by finite differences is quick."""
-        return replace(self.dimensions, width=16, length=8)
+        return replace(self.dimensions, length=8)
 
 
 def filled(encoding: Encoding, name: str) -> Encoding:

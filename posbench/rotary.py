@@ -53,16 +53,13 @@ class Rotary(Encoding):
                 "even number"
             )
 
-    def frequencies(self, size: Tensor) -> Tensor:
-        """Radians that each pair turns from one position to the next.
-
-        Args:
-            size: (B|1, L|1) int64, tokens of the sequence that each turned token belongs to.
+    def frequencies(self, at: Positions, side: Side) -> Tensor:
+        """Radians that each pair turns from one position to the next, for the tokens of this side.
 
         Returns:
-            (r/2,) float64, or (B|1, L|1, r/2) where it depends on the sequence's length.
+            (r/2,) float64, or (B|1, L|1, r/2) where it depends on the length of a token's sequence.
         """
-        return maths.inverse_frequencies(self.turned, self.config.base, size.device)
+        return maths.inverse_frequencies(self.turned, self.config.base, at.q.device)
 
     def amplitudes(self, at: Positions, side: Side) -> Tensor | float:
         """(B|1, L, r/2) float64 or one number: what multiplies the turned pairs of this side."""
@@ -85,10 +82,8 @@ class Rotary(Encoding):
 
     def _table(self, at: Positions, side: Side, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """cos and sin with their amplitude, each (B|1, 1, L, r/2), rounded only when finished."""
-        query = side == "query"
-        frequencies = self.frequencies(at.sizes()[0 if query else 1])
         amplitudes = self.amplitudes(at, side)
-        angles = maths.angles(at.q if query else at.k, frequencies)
+        angles = maths.angles(at.q if side == "query" else at.k, self.frequencies(at, side))
         return tuple((wave * amplitudes)[:, None].to(dtype) for wave in (angles.cos(), angles.sin()))  # type: ignore[return-value]
 
 
@@ -110,6 +105,10 @@ class ScaledRotary(Rotary):
     @property
     def original(self) -> int:
         return self.dimensions.length if self.config.original_length is None else self.config.original_length
+
+    def size(self, at: Positions, side: Side) -> Tensor:
+        """(B|1, L|1, 1) int64: tokens of the sequence that each token of this side belongs to, in this pass alone."""
+        return at.sizes()[0 if side == "query" else 1][..., None]
 
     def stretched(self, stretch: Tensor | float, device: torch.device) -> Tensor:
         """(r/2,) or (..., r/2) float64 frequencies for the base b s^(r/(r-2)), s being `stretch`, a number or (..., 1).
