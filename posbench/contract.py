@@ -12,7 +12,7 @@ from posbench.probe import ContractError, Shape, Subject, isolated
 
 # What is declared not to hold must fail by this much, so that rounding cannot pass for a property.
 VISIBLE = 1e-2
-Claim = Literal["permutation", "reversal", "shift", "norm", "single_key", "beyond"]
+Claim = Literal["permutation", "reversal", "shift", "norm", "single_key", "cached", "beyond"]
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,8 @@ class Check:
         tolerance: the largest error at which the property counts as holding.
         shapes: the kinds of model in which it has a meaning.
         claim: the field of Properties that it tests; None for what every encoding owes.
-        applies: whether it has a meaning for this encoding, read off its hooks.
+        applies: whether it has a meaning for this encoding, read off its hooks; the class answers where the plugin
+            is too broken to give an instance.
     """
 
     name: str
@@ -60,7 +61,7 @@ class Check:
     tolerance: float
     shapes: tuple[Shape, ...]
     claim: Claim | None
-    applies: Callable[[type[Encoding]], bool]
+    applies: Callable[[Encoding | type[Encoding]], bool]
 
     def declared(self, encoding: Encoding) -> bool:
         """What this encoding, with its options, claims of the property."""
@@ -94,7 +95,7 @@ class Check:
 
 def check(
     name: str, title: str, *, tolerance: float, shapes: tuple[Shape, ...] = ("encoder", "decoder"),
-    claim: Claim | None = None, applies: Callable[[type[Encoding]], bool] = lambda encoding: True,
+    claim: Claim | None = None, applies: Callable[[Encoding | type[Encoding]], bool] = lambda encoding: True,
 ) -> Callable[[Callable[[Subject], float]], Check]:
     """Makes a Check of the function that measures it."""
 

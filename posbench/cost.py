@@ -87,7 +87,8 @@ def measure(
                 seconds[label].append(spent)
     middle = {label: statistics.median(spent) for label, spent in seconds.items()}
     # An encoding without hooks is the bare template itself, and then its own time is what the others are held against.
-    bare = next((label for label, (cls, _) in encodings.items() if label in steps and not overrides(cls, *HOOKS)), "")
+    acting = {label: overrides(network.encoding(0), *HOOKS) for label, (network, _) in steps.items()}
+    bare = next((label for label in encodings if not acting.get(label, True)), "")
     rows = []
     for label in encodings:
         row: dict[str, Any] = dict.fromkeys(COLUMNS) | {"encoding": label, "reason": reasons.get(label, "")}

@@ -8,8 +8,7 @@ Shapes: B batch, H heads, L new tokens, Q queries, K keys, D model width, d head
 
 from __future__ import annotations
 
-import dataclasses
-import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
@@ -17,7 +16,8 @@ from typing import Any, ClassVar, Literal, Self
 import torch
 from torch import Tensor, nn
 
-from posbench.errors import UserError
+from posbench.bounds import option as option
+from posbench.bounds import within_bounds
 from posbench.positions import Positions
 
 Side = Literal["query", "key", "value", "output"]
@@ -80,6 +80,8 @@ class Properties:
         shift: logits stay when all positions move by the same amount, or a prefix is put in front (P3, P4).
         norm: the lengths of queries and keys stay as they were (P5).
         single_key: with one key the output is its value projection, whatever the encoding (P20).
+        cached: what was computed for a short sequence stays right when it grows, so that turned keys can be kept:
+            false where tables or position ids depend on the current length (P6b, P9).
         beyond: what happens beyond the trained length: 'defined' values, or 'refused' by a typed error (P15).
     """
 
@@ -88,34 +90,8 @@ class Properties:
     shift: bool = False
     norm: bool = True
     single_key: bool = True
+    cached: bool = True
     beyond: Literal["defined", "refused"] = "defined"
-
-
-def option(default: Any, meaning: str, *, above: float | None = None, at_least: float | None = None,
-           at_most: float | None = None) -> Any:
-    """A field of an encoding's Config: its default, its meaning with the unit, and its bounds, in one place."""
-    return dataclasses.field(
-        default=default,
-        metadata={"meaning": meaning, "above": above, "at_least": at_least, "at_most": at_most},
-    )
-
-
-def within_bounds(encoding: str, config: Any) -> None:
-    """Refuses options outside the bounds of their fields, in one line that names encoding, option, value and bound."""
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            continue
-        told = f"encoding '{encoding}': {field.name} = {value!r}, but it must be"
-        above, at_least, at_most = (field.metadata.get(bound) for bound in ("above", "at_least", "at_most"))
-        if not math.isfinite(value):
-            raise UserError(f"{told} a finite number")
-        if above is not None and not value > above:
-            raise UserError(f"{told} above {above:g}")
-        if at_least is not None and value < at_least:
-            raise UserError(f"{told} at least {at_least:g}")
-        if at_most is not None and value > at_most:
-            raise UserError(f"{told} at most {at_most:g}")
 
 
 class Encoding(nn.Module):
@@ -124,17 +100,20 @@ class Encoding(nn.Module):
     Class facts:
         paper: source of the method, and where this file differs from it.
         scope: one instance for the whole 'model', or one for each 'layer'.
-        properties: claims that the contract suite proves or refutes; an instance may restate them where options do.
+        properties: claims that the contract suite proves or refutes.
         needs_causal: the method has no meaning where queries see later keys.
         in_cross: the hooks act in cross attention too (positions of decoder and encoder have no common origin).
         space: what a search may vary, a mapping from option to the values or bounds to try.
+
+    Where options decide on scope, properties, needs_causal or in_cross, an instance restates them: ask instances.
     """
 
     paper: ClassVar[Paper]
-    scope: ClassVar[Literal["model", "layer"]] = "model"
+    scope: Literal["model", "layer"] = "model"
     properties: Properties = Properties()
-    needs_causal: ClassVar[bool] = False
-    in_cross: ClassVar[bool] = False
+    needs_causal: bool = False
+    in_cross: bool = False
+    config: Any
     space: ClassVar[dict[str, Any]] = {}
 
     @dataclass(frozen=True, kw_only=True)
@@ -150,7 +129,17 @@ class Encoding(nn.Module):
         super().__init__()
         self.dimensions = dimensions
         self.config = type(self).Config() if config is None else config
-        within_bounds(type(self).__name__.lower(), self.config)
+        within_bounds(self.spelled(), self.config)
+
+    @classmethod
+    def spelled(cls) -> str:
+        """The class's name as users write it: RopeYarn is 'rope_yarn'."""
+        return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__).lower()
+
+    @classmethod
+    def built_on(cls, config: Any) -> tuple[str, ...]:
+        """Names of other plugins whose code this one runs, so that a result depends on their source too."""
+        return ()
 
     @property
     def max_length(self) -> int | None:
@@ -227,7 +216,67 @@ class Encoding(nn.Module):
         raise NotImplementedError
 
 
+
+class Wrapper(Encoding):
+    """An encoding around another: whatever a subclass does not define itself is the other's.
+
+    Attributes:
+        base: the encoding inside; its weights carry the prefix 'base.' in the state dict.
+    """
+
+    base: Encoding
+
+    def __init__(self, dimensions: Dimensions, config: Any, base: Encoding) -> None:
+        super().__init__(dimensions, config)
+        self.base = base
+        self.scope, self.properties = base.scope, base.properties
+        self.needs_causal, self.in_cross = base.needs_causal, base.in_cross
+
+    @property
+    def max_length(self) -> int | None:
+        return self.base.max_length
+
+    def tie(self, first: Self) -> None:
+        self.base.tie(first.base)
+
+    def initial(self, name: str, value: Tensor, generator: torch.Generator) -> None:
+        self.base.initial(name.removeprefix("base."), value, generator)
+
+    def positions(self, at: Positions) -> Positions:
+        return self.base.positions(at)
+
+    def embed(self, x: Tensor, at: Positions) -> Tensor:
+        return self.base.embed(x, at)
+
+    def rotate(self, x: Tensor, at: Positions, side: Side) -> Tensor:
+        return self.base.rotate(x, at, side)
+
+    def scores(self, q: Tensor, k: Tensor, at: Positions) -> Tensor:
+        return self.base.scores(q, k, at)
+
+    def bias(self, at: Positions) -> Tensor:
+        return self.base.bias(at)
+
+    def offset_bias(self, distance: Tensor) -> Tensor:
+        return self.base.offset_bias(distance)
+
+    def score_mod(self, at: Positions) -> Callable[..., Tensor]:
+        return self.base.score_mod(at)
+
+    def values(self, weights: Tensor, at: Positions) -> Tensor:
+        return self.base.values(weights, at)
+
+    def decay(self) -> Tensor:
+        return self.base.decay()
+
+
 def overrides(encoding: Encoding | type[Encoding], *hooks: str) -> bool:
-    """Whether the class defines any of these hooks itself: capability is read off the class; no flag can disagree."""
+    """Whether the class defines any of these hooks itself: capability is read off the class; no flag can disagree.
+
+    A wrapper has the hooks that it defines and those of the encoding inside, which only an instance knows.
+    """
     cls = encoding if isinstance(encoding, type) else type(encoding)
-    return any(getattr(cls, hook) is not getattr(Encoding, hook) for hook in hooks)
+    silent = Wrapper if issubclass(cls, Wrapper) else Encoding
+    if any(getattr(cls, hook) is not getattr(silent, hook) for hook in hooks):
+        return True
+    return isinstance(encoding, Wrapper) and overrides(encoding.base, *hooks)

@@ -26,15 +26,15 @@ class EncodingFault(UserError):
 class ContextLengthExceeded(UserError):
     """A sequence is longer than the encoding can express; carries both numbers, so that a study records 'refused'."""
 
-    def __init__(self, encoding: str, limit: int, got: int) -> None:
+    def __init__(self, encoding: str, limit: int, got: int, mend: str = "raise its max_length") -> None:
         super().__init__(
             f"encoding '{encoding}' ends at {limit} positions and was given {got}: "
-            f"raise its max_length, or cut the sequences to {limit} tokens"
+            f"{mend}, or cut the sequences to {limit} tokens"
         )
-        self.encoding, self.limit, self.got = encoding, limit, got
+        self.encoding, self.limit, self.got, self.mend = encoding, limit, got, mend
 
-    def __reduce__(self) -> tuple[type[ContextLengthExceeded], tuple[str, int, int]]:
-        return type(self), (self.encoding, self.limit, self.got)
+    def __reduce__(self) -> tuple[type[ContextLengthExceeded], tuple[str, int, int, str]]:
+        return type(self), (self.encoding, self.limit, self.got, self.mend)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

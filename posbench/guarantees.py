@@ -71,18 +71,18 @@ def causality(subject: Subject) -> float:
     return max(errors)
 
 
-@check("P6b", "outputs do not depend on the total length", shapes=("decoder",), tolerance=1e-6)
+@check("P6b", "outputs do not depend on the total length", shapes=("decoder",), claim="cached", tolerance=1e-6)
 def length_blindness(subject: Subject) -> float:
-    """f(X)[:t] = f(X[:t])."""
-    model, tokens = subject.model(), subject.tokens()
+    """f(X)[:t] = f(X[:t]), X being of twice the trained length."""
+    model, tokens = subject.model(), subject.tokens(length=subject.long)
     full = model(tokens)
-    return max(relative(full[:, :t], model(tokens[:, :t])) for t in (1, 7, subject.length - 1))
+    return max(relative(full[:, :t], model(tokens[:, :t])) for t in (1, 7, subject.length - 1, subject.long - 1))
 
 
 @check("P7", "padding and packing change nothing", tolerance=1e-6)
 def padding(subject: Subject) -> float:
-    """A row gives the same logits alone, padded on the right, padded on the left, and packed with another row."""
-    model, width = subject.model(), subject.length
+    """A row gives the same logits alone, padded on either side, and packed; beyond the trained length too."""
+    model, width = subject.model(), subject.long
     lengths = (width, width - 3, 2, 1)
     rows = [subject.tokens(1, n, name=f"row {n}") for n in lengths]
     alone = [model(row) for row in rows]

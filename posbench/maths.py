@@ -115,6 +115,26 @@ def precise(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
+def drawn_places(ids: Tensor, size: Tensor, order: Tensor) -> Tensor:
+    """(B|1, L) ids among (B|1, L|1) tokens -> the same: token i of n stands at the i-th smallest of n drawn places.
+
+    `order` (N,) int64 is a random permutation cut after the largest n; its first n places are drawn without
+    replacement. Ids behind the last token, as padding has them, stand where the last one does.
+    """
+    sizes, row = size.unique(return_inverse=True)
+    unused = torch.arange(len(order), device=order.device) >= sizes[:, None]
+    table = order.expand_as(unused).masked_fill(unused, torch.iinfo(order.dtype).max).sort(-1).values
+    return table[row, ids.minimum(size - 1)]
+
+
+def expected_places(ids: Tensor, size: Tensor, limit: int) -> Tensor:
+    """The means of what `drawn_places` answers for places 0 ... limit - 1, rounded down to whole places.
+
+    The i-th smallest of n, counted from 0, lies at (i + 1)(limit + 1)/(n + 1) - 1 in the mean.
+    """
+    return (ids.minimum(size - 1) + 1) * (limit + 1) // (size + 1) - 1
+
+
 class _Toeplitz(torch.autograd.Function):
     """(H, Q+K-1) values by offset -> (H, Q, K), entry (i, j) being value j - i + Q - 1; the gradient sums diagonals."""
 

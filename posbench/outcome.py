@@ -118,7 +118,7 @@ def _costs(plan: Plan, folder: Path) -> list[dict[str, Any]]:
     key = digest(
         {
             "encodings": {
-                label: [trial.plugin.source_hash, to_plain(trial.config.encoding)] for label, trial in encodings.items()
+                label: [trial.sources, to_plain(trial.config.encoding)] for label, trial in encodings.items()
             },
             "model": to_plain(study.model),
             "train": to_plain(study.train),

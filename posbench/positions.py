@@ -85,6 +85,27 @@ class Positions:
         """Every query sees every key."""
         return not self.causal and self.keys is None and self.documents is None
 
+    def sizes(self) -> tuple[Tensor, Tensor]:
+        """(B|1, Q|1), (B|1, K|1) int64: tokens of the sequence that each query, and each key, belongs to.
+
+        One past the largest position among the real keys of the same row and document, so that neither padding nor
+        the mates in a batch or a pack change it. Whatever depends on the current length reads it here.
+        """
+        return self.once("sizes", self._sizes)
+
+    def _sizes(self) -> tuple[Tensor, Tensor]:
+        ends = self.k + 1 if self.keys is None else torch.where(self.keys, self.k + 1, 1)
+        if self.documents is None:
+            size = ends.amax(-1, keepdim=True)
+            return size, size
+        numbers = torch.cat(self.documents, dim=1).unique(return_inverse=True)[1]
+        rows = max(len(ends), len(numbers))
+        numbers = numbers.expand(rows, -1)
+        longest = ends.new_ones(rows, int(numbers.max()) + 1)
+        longest = longest.scatter_reduce(1, numbers[:, self.queries :], ends.expand(rows, -1), "amax")
+        sizes = longest.gather(1, numbers)
+        return sizes[:, : self.queries], sizes[:, self.queries :]
+
     def offsets(self) -> Tensor:
         """(B|1, Q, K) int64: key position minus query position, negative for keys that lie behind."""
         return self.once("offsets", lambda: self.k[:, None, :] - self.q[:, :, None])

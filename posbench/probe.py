@@ -129,6 +129,7 @@ class Subject:
 
     Attributes:
         length: tokens of a probe; a table that the options make shorter shortens it.
+        long: tokens where what depends on the current length must show: twice the trained length, if the table allows.
     """
 
     def __init__(self, encoding: type[Encoding], config: Any, shape: Shape) -> None:
@@ -138,9 +139,10 @@ class Subject:
         self.dimensions = Dimensions(width=32, heads=2, layers=2, length=32, causal=self.causal, embedding_std=1.0)
         self.limit = self.bare().max_length
         if self.limit is not None and self.limit < 8:
-            raise UserError(f"encoding '{encoding.__name__.lower()}' ends at {self.limit} positions: "
+            raise UserError(f"encoding '{encoding.spelled()}' ends at {self.limit} positions: "
                             "the checks need at least 8")
         self.length = 16 if self.limit is None else min(16, self.limit // 2)
+        self.long = 2 * self.dimensions.length if self.fits(2 * self.dimensions.length) else self.length
 
     def bare(self, dimensions: Dimensions | None = None) -> Encoding:
         """A new instance whose parameters have no values yet."""
@@ -190,7 +192,7 @@ class Subject:
 
     def narrow(self) -> Dimensions:
         """Sizes at which a derivative by finite differences is quick."""
-        return replace(self.dimensions, width=16, length=8)
+        return replace(self.dimensions, length=8)
 
 
 def filled(encoding: Encoding, name: str) -> Encoding:

@@ -40,7 +40,7 @@ class {cls}(Encoding):
     # One instance for the whole 'model', or one for each 'layer' with parameters of its own.
     scope = "model"
     # What one layer does; `posbench check` measures each claim, and those that are not made as well:
-    # permutation, reversal, shift, norm, single_key, beyond (see posbench.encoding.Properties).
+    # permutation, reversal, shift, norm, single_key, cached, beyond (see posbench.encoding.Properties).
     properties = Properties(reversal=True, shift=True)
     # What a search may vary: a list of values, or a pair of bounds.
     space = {{"start": (-4.0, 0.0)}}
@@ -72,7 +72,7 @@ class {cls}(Encoding):
     # The other hooks; write those that your method needs and no more. B batch, H heads, L new tokens, Q queries,
     # K keys, D width, d head width. Positions are at.q (B|1, Q) and at.k (B|1, K), and never the indices of a tensor:
     # padding, packing and caches then need no code here. Keep nothing between calls; at.once(key, make) keeps a table
-    # for one pass.
+    # for one pass. What depends on the length of a sequence reads at.sizes() and declares cached=False.
     #
     # embed(x, at)          (B, L, D) -> same, once, at the input: absolute encodings
     # rotate(x, at, side)   (B, H, L, d) -> same; side is 'query', 'key', 'value' or 'output': rotary encodings

@@ -58,17 +58,21 @@ def check_encoding(encoding: str | type[Encoding], options: Mapping[str, Scalar]
     if not (isinstance(cls, type) and issubclass(cls, Encoding)):
         raise UserError(f"encoding '{name}': {cls!r} is no subclass of posbench.encoding.Encoding: derive it from that")
     config = build_options(name, cls, options)
-    shapes: tuple[Shape, ...] = ("decoder",) if cls.needs_causal else ("encoder", "decoder")
-    for shape in shapes:
+    built: Encoding | type[Encoding] = cls
+    shapes: list[Shape] = []
+    for shape in ("decoder", "encoder"):
+        if shape == "encoder" and built.needs_causal:
+            continue
+        shapes.insert(0, shape)
         try:
             with isolated():
-                Subject(cls, config, shape)
+                built = Subject(cls, config, shape).bare()
         except UserError:
             raise  # options that do not fit together: told once, and not by every check
         except Exception:
-            break  # the plugin's fault, which the verdicts tell
+            continue  # the plugin's fault, which the verdicts tell
     return [check.judge(cls, config, shape)
-            for shape in shapes for check in CHECKS if shape in check.shapes and check.applies(cls)]
+            for shape in shapes for check in CHECKS if shape in check.shapes and check.applies(built)]
 
 
 @dataclass(frozen=True)

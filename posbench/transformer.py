@@ -138,8 +138,6 @@ class Transformer(nn.Module):
     def __init__(self, model: ModelConfig, encoding: type[Encoding], options: Any = None, *, vocabulary: int,
                  length: int, head: Head) -> None:
         super().__init__()
-        if encoding.needs_causal and model.shape == "encoder":
-            raise UserError(f"encoding '{encoding.__name__.lower()}' is for causal models: use model.shape=decoder")
         self.model, self.head_kind = model, head.kind
         self.dimensions = Dimensions(
             width=model.width, heads=model.heads, layers=model.layers, length=length, causal=model.shape == "decoder",
@@ -147,9 +145,12 @@ class Transformer(nn.Module):
         )
         self.tokens = nn.Embedding(vocabulary, model.width)
         self.token_types = nn.Embedding(model.token_types, model.width) if model.token_types else None
-        instances = model.layers if encoding.scope == "layer" else 1
-        self.encodings = nn.ModuleList(encoding(self.dimensions, options) for _ in range(instances))
-        for layer in range(1, instances):
+        first = encoding(self.dimensions, options)
+        if first.needs_causal and model.shape == "encoder":
+            raise UserError(f"encoding '{first.spelled()}' is for causal models: use model.shape=decoder")
+        more = model.layers - 1 if first.scope == "layer" else 0
+        self.encodings = nn.ModuleList([first, *(encoding(self.dimensions, options) for _ in range(more))])
+        for layer in range(1, len(self.encodings)):
             self.encoding(layer).tie(self.encoding(0))
         self.blocks = nn.ModuleList(Block(model) for _ in range(model.layers))
         self.norm = nn.LayerNorm(model.width)
@@ -195,7 +196,7 @@ class Transformer(nn.Module):
         at = first.positions(replace(at))
         limit = first.max_length
         if limit is not None and at.end > limit:
-            raise ContextLengthExceeded(type(first).__name__.lower(), limit, at.end)
+            raise ContextLengthExceeded(first.spelled(), limit, at.end)
         x = self.tokens(input_ids)
         if self.token_types is not None:
             types = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids

@@ -41,6 +41,11 @@ class Trial:
     def encoding(self) -> type[Encoding]:
         return self.plugin.value
 
+    @property
+    def sources(self) -> str:
+        """SHA-256 of the encoding's file and of those it is built on, one after the other."""
+        return _sources(self.plugin, self.options)
+
 
 def resolve(config: TrialConfig) -> Trial:
     """Finds the parts of a trial and computes its fingerprint.
@@ -68,7 +73,7 @@ def resolve(config: TrialConfig) -> Trial:
     if config.task not in suite.tasks:
         raise UserError(f"suite '{suite.name}' has no task '{config.task}', {nearest(config.task, suite.tasks)}")
     plain = to_plain(config)
-    plain["encoding"] = {"name": plugin.name, "options": plain_options, "source": plugin.source_hash}
+    plain["encoding"] = {"name": plugin.name, "options": plain_options, "source": _sources(plugin, options)}
     plain["suite"] = {"name": suite.name, "version": suite.version}
     for place in ("path", "revision", "source"):
         del plain["data"][place]
@@ -118,6 +123,10 @@ def load_encoded(suite: str, task: str, data: DataConfig) -> tuple[dict[str, Enc
         for name, split in rows.splits.items()
     }
     return splits, tokenizer.get_vocab_size()
+
+
+def _sources(plugin: Plugin, options: Any) -> str:
+    return "".join([plugin.source_hash, *(ENCODINGS.load(name).source_hash for name in plugin.value.built_on(options))])
 
 
 def _file_hash(path: str) -> str:

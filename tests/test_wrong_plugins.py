@@ -338,12 +338,12 @@ class BornDead(Sound):
 
 
 FAULTS = {  # class: a check that must fail, and a word of its reason
-    MeanOfAll: ("P6", "every encoding"), NextToken: ("P6", "every encoding"), TotalLength: ("P6b", "every encoding"),
+    MeanOfAll: ("P6", "every encoding"), NextToken: ("P6", "every encoding"), TotalLength: ("P6b", "properties.cached"),
     InPlace: ("P10", "embed changes its input"), MovesPositions: ("P10", "bias changes its input"),
     Remembers: ("P13", "a long input changes"), Noisy: ("P10", "random stream"), NumpyNoise: ("P10", "random stream"),
-    DrawsAndForgets: ("P10", "random stream"), StorageRotation: ("P9", "every encoding"),
+    DrawsAndForgets: ("P10", "random stream"), StorageRotation: ("P9", "properties.cached"),
     QueriesTurnedLikeKeys: ("P9", "rotate returned"),
-    StorageBias: ("P9", "every encoding"), StorageTable: ("P4", "says that it does not hold"),
+    StorageBias: ("P9", "properties.cached"), StorageTable: ("P4", "says that it does not hold"),
     HalfAngles: ("P11", "every encoding"), AlwaysHalfAngles: ("P4", "properties.shift"), CastTable: ("P13", "bfloat16"),
     LostTable: ("P13", "persistent buffer"), Stacked: ("P4", "properties.shift"), DrawsAtBirth: ("P24", "constructor"),
     SeedsAtBirth: ("P24", "constructor"), SeedsInForward: ("P10", "random stream"),
