@@ -177,7 +177,7 @@ def read(q: Tensor, sums: Sums) -> Tensor:
 
 
 def causal_sums(q: Tensor, k: Tensor, v: Tensor, scale: Tensor, at: Positions, decay: Tensor | None,
-                before: Sums | None = None, chunk: int = CHUNK) -> tuple[Tensor, Sums]:
+                before: Sums | None = None, chunk: int | None = None) -> tuple[Tensor, Sums]:
     """Each of L tokens with itself and those before it -> (B, H, L, c), and the sums over all of them.
 
     Logarithms of weights are taken relative to the largest that the query has seen so far, so that nothing overflows
@@ -189,6 +189,7 @@ def causal_sums(q: Tensor, k: Tensor, v: Tensor, scale: Tensor, at: Positions, d
         before: sums over tokens that came earlier.
     """
     batch, heads, length, width = k.shape
+    chunk = CHUNK if chunk is None else chunk
     sums = before
     if sums is None:
         lowest, first = torch.finfo(k.dtype).min, torch.zeros_like(at.k[:, 0])
