@@ -71,7 +71,9 @@ class Positions:
               documents: Tensor | None = None) -> Positions:
         """Positions stated outright: `ids` (B|1, L) int64."""
         pair = None if documents is None else (documents, documents)
-        ordered = bool((ids[:, 1:] > ids[:, :-1]).all())
+        real = torch.ones_like(ids, dtype=torch.bool) if keys is None else keys
+        before = torch.where(real, ids, -1).cummax(1).values[:, :-1]
+        ordered = bool(((ids[:, 1:] > before) | ~real[:, 1:]).all())
         return cls(q=ids, k=ids, end=int(ids.max()) + 1, causal=causal, keys=keys, documents=pair, ordered=ordered)
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from dataclasses import replace
 
@@ -190,7 +191,7 @@ def test_nothing_overflows_and_the_denominator_does_not_vanish(causal, size):
     encoding = made("nope")
     y, _ = kernel(width=64)(q, k, v, encoding, Positions.first(64, causal=causal))
     assert y.isfinite().all()
-    assert float(y.abs().max()) <= float(v.abs().max()) * (1 + 1e-4)  # a mean of values with positive weights
+    assert float(y.detach().abs().max()) <= float(v.detach().abs().max()) * (1 + 1e-4)  # a mean of values with positive weights
     y.sum().backward()
 
 
@@ -319,7 +320,8 @@ def test_features_are_drawn_anew_in_training_alone_and_from_their_own_stream():
         torch.manual_seed(len(states))  # another seed of dropout is no other projection
         states.append(model.state_dict()[key].clone())
         model.eval()(TOKENS)
-    assert [torch.equal(a, b) for a, b in zip(states, states[1:], strict=False)] == [True, True, False, True, True, False, True]
+    same = [torch.equal(a, b) for a, b in itertools.pairwise(states)]
+    assert same == [True, True, False, True, True, False, True]
 
 
 def test_a_resumed_run_draws_the_same_features():
