@@ -55,9 +55,11 @@ class EncodingChoice:
 class ModelConfig:
     """The template around the encoding; nothing here depends on the encoding."""
 
-    shape: Literal["encoder", "decoder"] = setting("encoder", "'decoder' lets a token see no later one")
+    shape: Literal["encoder", "decoder", "encoder-decoder"] = setting(
+        "encoder", "'decoder' lets a token see no later one; 'encoder-decoder' reads a source and writes a target"
+    )
     width: int = setting(256, "features of a token", ge=1, le=65536)
-    layers: int = setting(4, "blocks", ge=1, le=1000)
+    layers: int = setting(4, "blocks of each stack", ge=1, le=1000)
     heads: int = setting(4, "attention heads; they share the width", ge=1, le=1024)
     feedforward: int = setting(1024, "features inside a block's two-layer network", ge=1, le=1000000)
     norm: Literal["pre", "post"] = setting("pre", "layer norm before each sublayer, or after its residual sum (BERT)")
@@ -68,12 +70,31 @@ class ModelConfig:
     pool: Literal["cls", "mean", "last"] = setting("cls", "which token states a sequence head reads")
     initial_std: float = setting(0.02, "standard deviation of the weights of linear layers at the start", gt=0)
     embedding_std: float = setting(0.02, "standard deviation of token embeddings at the start", gt=0)
+    tied_embeddings: bool = setting(False, "a head over the vocabulary reuses the token embeddings as its matrix")
+    cross_encoding: bool = setting(False, "an ablation: the encoding acts in cross attention too")
+    attention: Literal["softmax", "linear"] = setting("softmax", "'linear' is kernel attention, linear in the length")
+    feature_map: Literal["favor", "elu"] = setting("favor", "of linear attention: FAVOR+ of Performers, or ELU + 1")
+    features: int | None = setting(None, "random features of FAVOR+; by default d log d for heads of width d", ge=1)
+    rotation: Literal["before", "numerator", "both"] = setting(
+        "numerator", "where linear attention turns: before the feature map, or after it in the numerator or both sums"
+    )
+    redraw: int = setting(1000, "training passes between two draws of FAVOR+'s features; 0 keeps the first", ge=0)
 
     def __post_init__(self) -> None:
         if self.width % self.heads:
             raise ValueError(f"width {self.width} is no multiple of heads {self.heads}")
         if self.token_types == 1:
             raise ValueError("token_types 1 cannot tell two texts apart: give 0 for none, or 2")
+        if self.cross_encoding and self.shape != "encoder-decoder":
+            raise ValueError(f"cross_encoding asks for cross attention, which shape '{self.shape}' has not: "
+                             "use shape 'encoder-decoder'")
+        if self.attention == "linear" and self.attention_dropout:
+            raise ValueError("linear attention forms no weights to drop: set attention_dropout to 0")
+        if self.features is not None and (self.attention, self.feature_map) != ("linear", "favor"):
+            raise ValueError("features is a setting of attention 'linear' with feature_map 'favor': leave it out")
+        if self.features is not None and self.rotation != "before" and self.features % (self.width // self.heads):
+            raise ValueError(f"features {self.features} is no multiple of the head width {self.width // self.heads}, "
+                             "in groups of which rotations turn them: choose a multiple, or rotation 'before'")
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

@@ -124,10 +124,11 @@ def _step(
     network.to(device)
     optimizer = torch.optim.AdamW(network.parameter_groups(train.weight_decay), lr=1e-5, fused=True)
     ids = torch.arange(shape.rows * shape.tokens, device=device).remainder(shape.vocabulary).view(shape.rows, -1)
+    source = ids if model.shape == "encoder-decoder" else None
 
     def step() -> None:
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            loss = network(ids).float().square().mean()
+            loss = network(ids, source_ids=source).float().square().mean()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(network.parameters(), train.clip)
         optimizer.step()

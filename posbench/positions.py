@@ -28,6 +28,7 @@ class Positions:
         keys: (B, K) bool, True at real tokens; None when every key is real.
         documents: (B, Q) and (B, K) int64 numbers of packed documents; a query sees only its own document.
         regular: q and k are runs of consecutive integers that end together, alike in every row; Toeplitz forms apply.
+        ordered: along a row, each real token stands behind the one before it, so that order in storage is order.
     """
 
     q: Tensor
@@ -37,6 +38,7 @@ class Positions:
     keys: Tensor | None = None
     documents: tuple[Tensor, Tensor] | None = None
     regular: bool = False
+    ordered: bool = False
     _kept: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
@@ -44,7 +46,7 @@ class Positions:
               keys: Tensor | None = None) -> Positions:
         """Positions start, start+1, ... of `length` tokens that attend to each other; `keys` marks the real ones."""
         index = torch.arange(start, start + length, device=device)[None]
-        return cls(q=index, k=index, end=start + length, causal=causal, keys=keys, regular=True)
+        return cls(q=index, k=index, end=start + length, causal=causal, keys=keys, regular=True, ordered=True)
 
     @classmethod
     def right_padded(cls, lengths: Tensor, width: int, *, causal: bool = False) -> Positions:
@@ -62,14 +64,17 @@ class Positions:
         if bool((real[:, 1:] <= real[:, :-1]).all()):
             return replace(cls.first(mask.shape[1], causal=causal, device=mask.device), keys=real)
         index = (real.long().cumsum(-1) - 1).clamp(min=0)
-        return cls(q=index, k=index, end=int(index.max()) + 1, causal=causal, keys=real)
+        return cls(q=index, k=index, end=int(index.max()) + 1, causal=causal, keys=real, ordered=True)
 
     @classmethod
     def given(cls, ids: Tensor, *, causal: bool = False, keys: Tensor | None = None,
               documents: Tensor | None = None) -> Positions:
         """Positions stated outright: `ids` (B|1, L) int64."""
         pair = None if documents is None else (documents, documents)
-        return cls(q=ids, k=ids, end=int(ids.max()) + 1, causal=causal, keys=keys, documents=pair)
+        real = torch.ones_like(ids, dtype=torch.bool) if keys is None else keys
+        before = torch.where(real, ids, -1).cummax(1).values[:, :-1]
+        ordered = bool(((ids[:, 1:] > before) | ~real[:, 1:]).all())
+        return cls(q=ids, k=ids, end=int(ids.max()) + 1, causal=causal, keys=keys, documents=pair, ordered=ordered)
 
     @property
     def queries(self) -> int:
@@ -83,7 +88,8 @@ class Positions:
     @property
     def unmasked(self) -> bool:
         """Every query sees every key."""
-        return not self.causal and self.keys is None and self.documents is None
+        ahead = self.causal and not (self.regular and self.queries == 1)  # in decoding the one query is the newest
+        return not ahead and self.keys is None and self.documents is None
 
     def sizes(self) -> tuple[Tensor, Tensor]:
         """(B|1, Q|1), (B|1, K|1) int64: tokens of the sequence that each query, and each key, belongs to.

@@ -23,7 +23,8 @@ from posbench.positions import Positions
 from posbench.seeds import generator
 from posbench.transformer import Head, Transformer
 
-Shape = Literal["encoder", "decoder"]
+Shape = Literal["encoder", "decoder", "encoder-decoder"]
+Kind = Literal["softmax", "linear"]
 SEED = 20240229
 VOCABULARY = 23
 
@@ -122,7 +123,7 @@ class Layer(nn.Module):
 
 
 class Subject:
-    """An encoding class with options, in an encoder or a decoder, as the checks ask for it.
+    """An encoding class with options, in a model of one shape and kind of attention, as the checks ask for it.
 
     Parameters are N(0, 1) where not stated otherwise: many methods start at zero, where they would pass every check as
     the absence of an encoding.
@@ -132,9 +133,9 @@ class Subject:
         long: tokens where what depends on the current length must show: twice the trained length, if the table allows.
     """
 
-    def __init__(self, encoding: type[Encoding], config: Any, shape: Shape) -> None:
-        self.encoding_class, self.config, self.shape = encoding, config, shape
-        self.causal = shape == "decoder"
+    def __init__(self, encoding: type[Encoding], config: Any, shape: Shape, attention: Kind = "softmax") -> None:
+        self.encoding_class, self.config, self.shape, self.attention = encoding, config, shape, attention
+        self.causal = shape != "encoder"
         # Embeddings of standard deviation 1 make absolute tables as strong as the random inputs they are added to.
         self.dimensions = Dimensions(width=32, heads=2, layers=2, length=32, causal=self.causal, embedding_std=1.0)
         self.limit = self.bare().max_length
@@ -164,7 +165,7 @@ class Subject:
             encoding: another class in place of the subject, without options.
             settings: of ModelConfig.
         """
-        settings = {"dropout": 0.0, "initial_std": 0.2, **settings}
+        settings = {"dropout": 0.0, "initial_std": 0.2, "attention": self.attention, **settings}
         config = ModelConfig(shape=self.shape, width=self.dimensions.width, heads=self.dimensions.heads, layers=2,
                              feedforward=32, embedding_std=1.0, **settings)
         model = Transformer(config, encoding or self.encoding_class, self.config if encoding is None else None,
@@ -174,6 +175,13 @@ class Subject:
             assert isinstance(part, Encoding)
             filled(part, f"encodings.{index}")
         return model.to(dtype).eval()
+
+    def read(self, model: Transformer, tokens: Tensor, **more: Any) -> Tensor:
+        """The model's answer to tokens (B, L); an encoder-decoder also gets a source, which ends before they do."""
+        kept = more.get("cache") is not None and more["cache"].source is not None
+        if self.shape == "encoder-decoder" and not kept and not {"memory", "source_ids"} & more.keys():
+            more["source_ids"] = self.tokens(len(tokens), self.length - 3, name="source")
+        return model(tokens, **more)
 
     def at(self, length: int, start: int = 0) -> Positions:
         return Positions.first(length, causal=self.causal, start=start)

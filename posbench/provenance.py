@@ -145,9 +145,10 @@ def _constant(name: str, task: Task, data: TaskData) -> str:
 
 
 def _model(model: ModelConfig) -> str:
+    linear = f"linear attention ({model.feature_map}, turned {model.rotation}), " if model.attention == "linear" else ""
     return (
         f"{model.shape}, {model.layers} layers, {model.width} wide, {model.heads} heads, {model.norm}-norm, "
-        f"dropout {model.dropout:g}, from scratch"
+        f"{linear}dropout {model.dropout:g}, from scratch"
     )
 
 

@@ -186,7 +186,7 @@ class _Run:
         width = int(lengths.max())
         ids = torch.from_numpy(data.ids[index, :width]).long().to(self.device)
         types = torch.from_numpy(data.types[index, :width]).long().to(self.device)
-        causal = self.trial.config.model.shape == "decoder"
+        causal = self.trial.config.model.shape != "encoder"
         if (lengths == width).all():
             at = Positions.first(width, causal=causal, device=self.device)
         else:

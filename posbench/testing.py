@@ -53,7 +53,7 @@ def check_encoding(encoding: str | type[Encoding], options: Mapping[str, Scalar]
     Raises:
         UserError: an unknown name, a file that cannot be imported, something else than an encoding, a wrong option.
     """
-    name = encoding if isinstance(encoding, str) else encoding.__name__.lower()
+    name = encoding if isinstance(encoding, str) else encoding.spelled()
     cls = ENCODINGS.load(encoding).value if isinstance(encoding, str) else encoding
     if not (isinstance(cls, type) and issubclass(cls, Encoding)):
         raise UserError(f"encoding '{name}': {cls!r} is no subclass of posbench.encoding.Encoding: derive it from that")

@@ -1,6 +1,6 @@
 """The one template: a transformer whose position encoding is the only thing that a study exchanges.
 
-Shapes: B batch, L tokens, D model width, H heads, d head width, C outputs of the head.
+Shapes: B batch, L tokens, S tokens of a source, D model width, C outputs of the head.
 """
 
 from __future__ import annotations
@@ -11,128 +11,52 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from posbench.attention import checked, drop, rotated, softmax_attention
+from posbench.attention import checked
+from posbench.blocks import Block, Dropout, Source
+from posbench.cache import Cache
 from posbench.config import ModelConfig
-from posbench.encoding import Dimensions, Encoding, overrides
+from posbench.encoding import HOOKS, Dimensions, Encoding, overrides
 from posbench.errors import ContextLengthExceeded, UserError
+from posbench.features import Favor, Redraw
+from posbench.heads import Head, SequenceHead, TiedHead, head_of
+from posbench.linear import refuse_misfits
 from posbench.positions import Positions
 from posbench.seeds import generator
 
-
-@dataclass(frozen=True, kw_only=True)
-class Head:
-    """What the model answers: one of `outputs` classes or a number a sequence, or one of `outputs` classes a token."""
-
-    kind: Literal["classification", "regression", "token"]
-    outputs: int = 1
+__all__ = ["Head", "Memory", "SequenceHead", "Transformer"]
+Stack = Literal["target", "source", "cross"]
+INPUT_HOOKS = ("positions", "embed")
 
 
-class Dropout(nn.Module):
-    """`attention.drop`, active in training."""
+@dataclass(frozen=True)
+class Memory:
+    """What the encoder of an encoder-decoder made of a source: (B, S, D) states, and the positions of its tokens."""
 
-    def __init__(self, probability: float) -> None:
-        super().__init__()
-        self.probability = probability
-
-    def forward(self, x: Tensor) -> Tensor:
-        return drop(x, self.probability) if self.training else x
-
-
-class Attention(nn.Module):
-    """Self-attention of H heads; positions come from the encoding that the caller hands in."""
-
-    def __init__(self, model: ModelConfig) -> None:
-        super().__init__()
-        self.heads, self.dropout = model.heads, model.attention_dropout
-        self.qkv = nn.Linear(model.width, 3 * model.width)
-        self.out = nn.Linear(model.width, model.width)
-
-    def forward(self, x: Tensor, encoding: Encoding, at: Positions) -> Tensor:
-        """(B, L, D) -> (B, L, D)."""
-        batch, length, width = x.shape
-        q, k, v = self.qkv(x).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        q, k = rotated(encoding, q, at, "query"), rotated(encoding, k, at, "key")
-        v = rotated(encoding, v, at, "value")
-        y = softmax_attention(q, k, v, encoding, at, dropout=self.dropout if self.training else 0.0)
-        y = rotated(encoding, y, at, "output")
-        return self.out(y.transpose(1, 2).reshape(batch, length, width))
-
-
-class FeedForward(nn.Module):
-    """The two-layer network of a block."""
-
-    def __init__(self, model: ModelConfig) -> None:
-        super().__init__()
-        self.inner = nn.Linear(model.width, model.feedforward)
-        self.outer = nn.Linear(model.feedforward, model.width)
-        self.activation = functional.gelu if model.activation == "gelu" else functional.relu
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.outer(self.activation(self.inner(x)))
-
-
-class Block(nn.Module):
-    """Attention and feed-forward network, each with its residual sum and norm."""
-
-    def __init__(self, model: ModelConfig) -> None:
-        super().__init__()
-        self.pre = model.norm == "pre"
-        self.attention = Attention(model)
-        self.attention_norm = nn.LayerNorm(model.width)
-        self.feedforward = FeedForward(model)
-        self.feedforward_norm = nn.LayerNorm(model.width)
-        self.dropout = Dropout(model.dropout)
-
-    def forward(self, x: Tensor, encoding: Encoding, at: Positions) -> Tensor:
-        if self.pre:
-            x = x + self.dropout(self.attention(self.attention_norm(x), encoding, at))
-            return x + self.dropout(self.feedforward(self.feedforward_norm(x)))
-        x = self.attention_norm(x + self.dropout(self.attention(x, encoding, at)))
-        return self.feedforward_norm(x + self.dropout(self.feedforward(x)))
-
-
-class SequenceHead(nn.Module):
-    """Pools the tokens and maps them to C outputs, by way of a tanh layer as in BERT."""
-
-    def __init__(self, model: ModelConfig, outputs: int) -> None:
-        super().__init__()
-        self.pool = model.pool
-        self.inner = nn.Linear(model.width, model.width)
-        self.out = nn.Linear(model.width, outputs)
-        self.dropout = Dropout(model.dropout)
-
-    def forward(self, x: Tensor, at: Positions) -> Tensor:
-        """(B, L, D) -> (B, C)."""
-        return self.out(self.dropout(self.inner(self.pooled(x, at)).tanh()))
-
-    def pooled(self, x: Tensor, at: Positions) -> Tensor:
-        """(B, L, D) -> (B, D) over real tokens only, so that padding changes nothing."""
-        real = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if at.keys is None else at.keys
-        if self.pool == "mean":
-            return (x * real[..., None]).sum(1) / real.sum(1, keepdim=True).clamp(min=1)
-        # The first or last real token; where the padding is on the left the first is not at index 0.
-        index = real.long().argmax(1) if self.pool == "cls" else real.shape[1] - 1 - real.flip(1).long().argmax(1)
-        return x[torch.arange(len(x), device=x.device), index]
+    states: Tensor
+    at: Positions
 
 
 class Transformer(nn.Module):
-    """Encoder or decoder with one position encoding and one head.
+    """Encoder, decoder or both, with one position encoding and one head.
 
     Exchanging the encoding changes no other weight, scale or dropout: parameters that are not the encoding's have the
     same names, and the same values from `initialise`, whatever the encoding.
+
+    An encoder-decoder has instances of the encoding for its decoder, for its encoder, and for cross attention where the
+    encoding acts there. Those of cross attention are bidirectional and have parameters of their own: a position of the
+    target minus one of the source is another thing than an offset within either. All are in `encodings`, in that order.
 
     Args:
         model: the template's settings.
         encoding: class of the position encoding.
         options: its Config; defaults if None.
-        vocabulary: number of token ids.
+        vocabulary: number of token ids, which source and target share.
         length: longest training sequence in tokens.
         head: what the model answers.
 
     Raises:
-        UserError: the encoding needs a causal model and the template is an encoder.
+        UserError: encoding, settings and head do not fit together.
     """
 
     def __init__(self, model: ModelConfig, encoding: type[Encoding], options: Any = None, *, vocabulary: int,
@@ -140,78 +64,145 @@ class Transformer(nn.Module):
         super().__init__()
         self.model, self.head_kind = model, head.kind
         self.dimensions = Dimensions(
-            width=model.width, heads=model.heads, layers=model.layers, length=length, causal=model.shape == "decoder",
+            width=model.width, heads=model.heads, layers=model.layers, length=length, causal=model.shape != "encoder",
             embedding_std=model.embedding_std,
         )
+        first = encoding(self.dimensions, options)
+        _refuse(model, first, vocabulary, head)
+        self.paired = model.shape == "encoder-decoder"
+        self.encoded_cross = self.paired and (first.in_cross or model.cross_encoding)
         self.tokens = nn.Embedding(vocabulary, model.width)
         self.token_types = nn.Embedding(model.token_types, model.width) if model.token_types else None
-        first = encoding(self.dimensions, options)
-        if first.needs_causal and model.shape == "encoder":
-            raise UserError(f"encoding '{first.spelled()}' is for causal models: use model.shape=decoder")
-        more = model.layers - 1 if first.scope == "layer" else 0
-        self.encodings = nn.ModuleList([first, *(encoding(self.dimensions, options) for _ in range(more))])
-        for layer in range(1, len(self.encodings)):
-            self.encoding(layer).tie(self.encoding(0))
-        self.blocks = nn.ModuleList(Block(model) for _ in range(model.layers))
+        both_ways = replace(self.dimensions, causal=False)
+        stacks = [self.dimensions, *[both_ways] * (self.paired + self.encoded_cross)]
+        self.instances = model.layers if first.scope == "layer" else 1
+        made = [[encoding(dimensions, options) for _ in range(self.instances)] for dimensions in stacks]
+        for instances in made:
+            for later in instances[1:]:
+                later.tie(instances[0])
+        self.encodings = nn.ModuleList(instance for instances in made for instance in instances)
+        self.source_blocks = nn.ModuleList(Block(model) for _ in range(model.layers)) if self.paired else None
+        self.source_norm = nn.LayerNorm(model.width) if self.paired else None
+        self.blocks = nn.ModuleList(Block(model, cross=self.paired) for _ in range(model.layers))
         self.norm = nn.LayerNorm(model.width)
         self.dropout = Dropout(model.dropout)
-        self.head = (nn.Linear(model.width, head.outputs) if head.kind == "token"
-                     else SequenceHead(model, head.outputs))
+        self.head = head_of(model, head)
+        favor = model.attention == "linear" and model.feature_map == "favor"
+        self.redraw = Redraw(model.redraw) if favor else None
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None,
-                position_ids: Tensor | None = None, *, at: Positions | None = None) -> Tensor:
+                position_ids: Tensor | None = None, *, at: Positions | None = None, source_ids: Tensor | None = None,
+                source_mask: Tensor | None = None, memory: Memory | None = None, cache: Cache | None = None) -> Tensor:
         """Logits of the head: (B, C) of classes, (B,) of a regression, (B, L, C) of tokens.
 
         Args:
-            input_ids: (B, L) int64 token ids.
+            input_ids: (B, L) int64 token ids: the target's in an encoder-decoder, and new ones alone with `cache`.
             attention_mask: (B, L), true at real tokens; padding may be on either side.
             token_type_ids: (B, L) int64 segment of each token; the first segment by default.
             position_ids: (B, L) int64; counted over the real tokens by default.
             at: positions made before, in place of the mask and the ids.
+            source_ids, source_mask: (B, S) the encoder's tokens, and true at the real ones.
+            memory: what `encode` made of them, in their place.
+            cache: of earlier tokens, which takes in the new ones; the source is needed with the first of them alone.
 
         Raises:
             ContextLengthExceeded: a position lies beyond the encoding's table.
+            UserError: a source is missing or has no place, or a cache is given to a model that looks both ways.
         """
+        if self.redraw is not None and self.training:
+            self.redraw.advance({name: part for name, part in self.named_modules() if isinstance(part, Favor)})
+        if cache is not None and not self.dimensions.causal:
+            raise UserError("an encoder has no cache, as its tokens see later ones: use model.shape=decoder")
         if at is None:
-            at = self.positions(input_ids, attention_mask, position_ids)
-        x = self.hidden(input_ids, token_type_ids, at)
+            at = self.positions(input_ids, attention_mask, position_ids, cache)
+        if source_ids is not None:
+            memory = self.encode(source_ids, source_mask)
+        x = self.hidden(input_ids, token_type_ids, at, memory, cache)
+        if isinstance(self.head, TiedHead):
+            return self.head(x, self.tokens.weight)
         if self.head_kind == "token":
             return self.head(x)
         answer = self.head(x, at)
         return answer.squeeze(-1) if self.head_kind == "regression" else answer
 
-    def positions(self, input_ids: Tensor, mask: Tensor | None, ids: Tensor | None) -> Positions:
-        """Positions of a batch from what Hugging Face models take."""
+    def positions(self, input_ids: Tensor, mask: Tensor | None, ids: Tensor | None,
+                  cache: Cache | None = None) -> Positions:
+        """Positions of a batch from what Hugging Face models take; of new tokens alone where there is a cache."""
         causal = self.dimensions.causal
         if ids is not None:
             return Positions.given(ids, causal=causal, keys=None if mask is None else mask.bool())
+        if cache is not None:
+            return cache.following(input_ids.shape[1], mask, device=input_ids.device)
         if mask is not None:
             return Positions.from_mask(mask, causal=causal)
         return Positions.first(input_ids.shape[1], causal=causal, device=input_ids.device)
 
-    def hidden(self, input_ids: Tensor, token_type_ids: Tensor | None, at: Positions) -> Tensor:
+    def encode(self, source_ids: Tensor, source_mask: Tensor | None = None, *, at: Positions | None = None) -> Memory:
+        """The encoder of an encoder-decoder: (B, S) -> what its decoder reads, of which one source needs one."""
+        if self.source_blocks is None or self.source_norm is None:
+            raise UserError(f"a model of shape '{self.model.shape}' reads no source: use model.shape=encoder-decoder")
+        if at is None:
+            at = (Positions.first(source_ids.shape[1], device=source_ids.device) if source_mask is None
+                  else Positions.from_mask(source_mask))
+        placed = self._placed(at, "source")
+        x = self._embedded(source_ids, None, placed, "source", self.source_norm)
+        for index, block in enumerate(self.source_blocks):
+            x = block(x, self.encoding(index, "source"), placed)
+        return Memory(self.source_norm(x) if self.model.norm == "pre" else x, at)
+
+    def hidden(self, input_ids: Tensor, token_type_ids: Tensor | None, at: Positions, memory: Memory | None = None,
+               cache: Cache | None = None) -> Tensor:
         """(B, L) -> (B, L, D), the normed output of the last block."""
-        first = self.encoding(0)
-        # A copy forgets the tables that an earlier pass with the same positions made from older weights.
-        at = first.positions(replace(at))
-        limit = first.max_length
-        if limit is not None and at.end > limit:
-            raise ContextLengthExceeded(first.spelled(), limit, at.end)
-        x = self.tokens(input_ids)
-        if self.token_types is not None:
-            types = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
-            x = x + self.token_types(types)
-        if overrides(first, "embed"):
-            x = checked(first, "embed", first.embed(x, at), x.shape, x.dtype)
-        x = self.norm(x) if self.model.norm == "post" else x
-        x = self.dropout(x)
+        new = self._placed(at, "target")
+        source = self._source(at, memory, cache) if self.paired else None
+        seen = new if cache is None else self._placed(cache.extend(at), "target")
+        x = self._embedded(input_ids, token_type_ids, seen, "target", self.norm)
         for index, block in enumerate(self.blocks):
-            x = block(x, self.encoding(index), at)
+            layer = None if cache is None else cache.layer(index)
+            cross = self.encoding(index, "cross") if self.encoded_cross else None
+            x = block(x, self.encoding(index), seen, new, layer, source, cross)
         return self.norm(x) if self.model.norm == "pre" else x
 
-    def encoding(self, layer: int) -> Encoding:
-        """The instance that acts in this layer: its own, or the one that all layers share."""
-        encoding = self.encodings[layer % len(self.encodings)]
+    def _placed(self, at: Positions, stack: Stack) -> Positions:
+        """Positions as the encoding changes them, if it goes that far."""
+        encoding = self.encoding(0, stack)
+        # A copy forgets the tables that an earlier pass with the same positions made from older weights.
+        at = encoding.positions(replace(at))
+        limit = encoding.max_length
+        if limit is not None and at.end > limit:
+            raise ContextLengthExceeded(encoding.spelled(), limit, at.end)
+        return at
+
+    def _embedded(self, ids: Tensor, types: Tensor | None, at: Positions, stack: Stack, norm: nn.LayerNorm) -> Tensor:
+        """(B, L) -> (B, L, D), what the first block reads."""
+        encoding = self.encoding(0, stack)
+        x = self.tokens(ids)
+        if self.token_types is not None:
+            x = x + self.token_types(torch.zeros_like(ids) if types is None else types)
+        if overrides(encoding, "embed"):
+            x = checked(encoding, "embed", encoding.embed(x, at), x.shape, x.dtype)
+        return self.dropout(norm(x) if self.model.norm == "post" else x)
+
+    def _source(self, at: Positions, memory: Memory | None, cache: Cache | None) -> Source:
+        """What cross attention reads: positions of the decoder as queries, of the encoder as keys."""
+        kept = None if cache is None else cache.source
+        if memory is None and kept is None:
+            raise UserError("an encoder-decoder needs a source: pass source_ids, or memory, with the first tokens")
+        keys = kept if kept is not None else memory.at  # type: ignore[union-attr]
+        if cache is not None:
+            cache.source = keys
+        documents = None
+        if at.documents is not None and keys.documents is not None:
+            documents = at.documents[0], keys.documents[1]
+        both = Positions(q=at.q, k=keys.k, end=max(at.end, keys.end), keys=keys.keys, documents=documents)
+        if self.encoded_cross:
+            both, keys = self._placed(both, "cross"), self._placed(keys, "cross")
+        return Source(None if memory is None else memory.states, both, keys)
+
+    def encoding(self, layer: int, stack: Stack = "target") -> Encoding:
+        """The instance that acts in this layer: its own, or the one that all layers of its stack share."""
+        first = self.instances * ("target", "source", "cross").index(stack)
+        encoding = self.encodings[first + layer % self.instances]
         assert isinstance(encoding, Encoding)
         return encoding
 
@@ -227,10 +218,12 @@ class Transformer(nn.Module):
                 if id(tensor) in filled:
                     continue
                 filled.add(id(tensor))
-                value = torch.empty(tensor.shape, dtype=torch.float32)
+                value = torch.empty(tensor.shape, dtype=torch.float32 if tensor.is_floating_point() else tensor.dtype)
                 stream = generator(seed, "initial", f"{path}.{name}")
                 if owner is not None:
                     owner.initial(f"{local}{name}", value, stream)
+                elif isinstance(module, Favor | Redraw):
+                    module.initial(name, value, stream)
                 elif isinstance(module, nn.LayerNorm):
                     value.fill_(1.0 if name == "weight" else 0.0)
                 elif name == "bias":
@@ -246,7 +239,9 @@ class Transformer(nn.Module):
         parts = path.split(".")
         if parts[0] != "encodings" or len(parts) < 2:
             return None, ""
-        return self.encoding(int(parts[1])), "".join(f"{part}." for part in parts[2:])
+        encoding = self.encodings[int(parts[1])]
+        assert isinstance(encoding, Encoding)
+        return encoding, "".join(f"{part}." for part in parts[2:])
 
     def parameter_groups(self, weight_decay: float) -> list[dict[str, Any]]:
         """AdamW's groups by kind of module: matrices decay; norms, biases and whatever belongs to positions do not."""
@@ -258,6 +253,22 @@ class Transformer(nn.Module):
             matrix = isinstance(self.get_submodule(path), nn.Linear | nn.Embedding) and name == "weight"
             (decayed if matrix and self._owner(path)[0] is None else kept).append(parameter)
         return [{"params": decayed, "weight_decay": weight_decay}, {"params": kept, "weight_decay": 0.0}]
+
+
+def _refuse(model: ModelConfig, encoding: Encoding, vocabulary: int, head: Head) -> None:
+    """Refuses what does not fit together, with the reason, before anything is built."""
+    name = encoding.spelled()
+    if encoding.needs_causal and model.shape != "decoder":
+        raise UserError(f"encoding '{name}' is for causal models, and shape '{model.shape}' has a stack that looks "
+                        "both ways: use model.shape=decoder")
+    if model.cross_encoding and not overrides(encoding, *(hook for hook in HOOKS if hook not in INPUT_HOOKS)):
+        raise UserError(f"encoding '{name}' does nothing in attention, so that model.cross_encoding=true would change "
+                        "nothing: leave it false")
+    if model.attention == "linear":
+        refuse_misfits(encoding, causal=model.shape != "encoder", bidirectional=model.shape != "decoder")
+    if model.tied_embeddings and (head.kind, head.outputs) != ("token", vocabulary):
+        raise UserError(f"model.tied_embeddings asks for a head over the vocabulary of {vocabulary} tokens, and this "
+                        f"one is for {head.kind} with {head.outputs} outputs: set it to false")
 
 
 def _own_state(module: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -158,6 +158,17 @@ def test_positions_count_real_tokens_on_either_side():
     assert torch.equal(lengths.keys, right.keys) and lengths.end == 5
 
 
+def test_positions_are_in_order_where_each_real_token_stands_behind_the_one_before():
+    ids, keys = torch.tensor([[7, 7, 0, 1, 5]]), torch.tensor([[False, False, True, True, True]])
+    assert Positions.given(ids, keys=keys).ordered and not Positions.given(ids).ordered
+    assert Positions.given(ids[:, 2:]).ordered and not Positions.given(ids[:, 2:].flip(1)).ordered
+    assert Positions.first(3).ordered and Positions.from_mask(keys).ordered
+    assert not Positions.given(torch.tensor([[0, 9, 1]]), keys=torch.tensor([[True, False, True]])).regular
+    # One query that is the newest of a run sees all keys, so that a step of decoding needs no mask.
+    step = Positions(q=torch.tensor([[4]]), k=torch.arange(5)[None], end=5, causal=True, regular=True)
+    assert step.visible() is None and Positions.first(2, causal=True).visible() is not None
+
+
 def test_softmax_attention_takes_the_causal_kernel_only_where_it_is_the_same(monkeypatch):
     calls = []
     fused = torch.nn.functional.scaled_dot_product_attention
