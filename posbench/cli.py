@@ -12,27 +12,27 @@ from typing import Annotated, Any
 import typer
 from typer.exceptions import TyperException
 
-from posbench.arguments import assignment, names, path_of, seed_numbers, trials_at_once
+from posbench.arguments import assignment, home, names, path_of, seed_numbers, trials_at_once
 from posbench.console import Progress, say, short
 from posbench.errors import StorageError, UserError, one_line
+from posbench.inspection import analyse
 
 app = typer.Typer(
     name="posbench",
     add_completion=True,
     pretty_exceptions_enable=False,
-    help="What a position encoding is (check), and how it does and what it costs against the others (study).",
+    help="What a position encoding is (check), what it does to the logits (analyse), and how it does and what it costs "
+    "against the others (study).",
 )
+
+
+app.command()(analyse)
 
 
 @app.callback(invoke_without_command=True)
 def start(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
-
-
-def home() -> Path:
-    """Where results lie: POSBENCH_HOME, or the folder 'out' here; always absolute."""
-    return Path(os.environ.get("POSBENCH_HOME") or "out").resolve()
 
 
 @app.command()

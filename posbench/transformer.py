@@ -6,17 +6,17 @@ Shapes: B batch, L tokens, D model width, H heads, d head width, C outputs of th
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from posbench.attention import checked, drop, rotated, softmax_attention
+from posbench.attention import checked, drop, placed, rotated, softmax_attention
 from posbench.config import ModelConfig
 from posbench.encoding import Dimensions, Encoding, overrides
-from posbench.errors import ContextLengthExceeded, UserError
+from posbench.errors import UserError
 from posbench.positions import Positions
 from posbench.seeds import generator
 
@@ -189,11 +189,7 @@ class Transformer(nn.Module):
     def hidden(self, input_ids: Tensor, token_type_ids: Tensor | None, at: Positions) -> Tensor:
         """(B, L) -> (B, L, D), the normed output of the last block."""
         first = self.encoding(0)
-        # A copy forgets the tables that an earlier pass with the same positions made from older weights.
-        at = first.positions(replace(at))
-        limit = first.max_length
-        if limit is not None and at.end > limit:
-            raise ContextLengthExceeded(type(first).__name__.lower(), limit, at.end)
+        at = placed(first, at)
         x = self.tokens(input_ids)
         if self.token_types is not None:
             types = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
