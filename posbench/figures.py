@@ -117,7 +117,11 @@ def precision(frame: pd.DataFrame, path: Path, by: By) -> list[Path]:
 
     def panel(dtype: str, place: int) -> Panel:
         def scaled(axis: Axes) -> None:
+            known = shown.loc[(shown["dtype"] == dtype) & (shown["value"] > 0), "value"]
+            bottom, top = (min([*known, _ROUNDING[dtype]]), max([*known, 3 * _ROUNDING[dtype]]))
             axis.set_yscale("log")
+            # Whole decades, so that the axis has two numbers at least.
+            axis.set_ylim(10.0 ** math.floor(math.log10(bottom)), 10.0 ** math.ceil(math.log10(top)))
             _plain(axis)
             _powers(axis, int(shown["position"].max()), 16)
             axis.axhline(3 * _ROUNDING[dtype], color="0.3", lw=1, ls=":", label="three roundings of the format")
@@ -142,6 +146,7 @@ def beyond(frame: pd.DataFrame, path: Path, by: By) -> list[Path]:
         def scaled(axis: Axes) -> None:
             axis.set_xscale("log", base=2)
             axis.set_xticks(multiples, [f"{multiple}×" for multiple in multiples])
+            axis.set_xlim(0.85, multiples[-1] * 1.18)
             axis.minorticks_off()
             uniform = {"entropy": np.log(multiples * trained), "mass in window": 1 / multiples}.get(quantity)
             if uniform is not None:
@@ -188,9 +193,9 @@ def _panels(panels: list[Panel], path: Path, by: By, caption: str, *, across: in
         for axis, panel, own in zip(axes, panels, lines, strict=False):
             for name, (x, y) in own.items():
                 _one(axis, x, y, name, chosen[name], names.index(name) / len(names))
-            panel.also(axis)
             if all(np.nanmax(np.abs(y), initial=0) < 1e-9 for _, y in own.values()):
                 axis.set_ylim(-1, 1)  # nothing but rounding, which would fill the axis
+            panel.also(axis)
             axis.set_title(panel.title, fontsize=10)
             axis.set_xlabel(panel.labels[0])
             axis.set_ylabel(panel.labels[1])
@@ -200,7 +205,7 @@ def _panels(panels: list[Panel], path: Path, by: By, caption: str, *, across: in
         labels = [*(name for name in names if name in handles), *others]
         figure.legend([handles[name] for name in labels], [textwrap.fill(name, 30) for name in labels],
                       loc="outside right upper", title=by if by == "encoding" else None, frameon=False, ncols=columns)
-        _caption(figure, caption, wide + legend)
+        _caption(figure, caption, wide)
         return save(figure, path)
 
 
@@ -256,7 +261,7 @@ def _heads(group: list[int], heads: int) -> str:
 def _powers(axis: Axes, last: int, step: int) -> None:
     """A logarithmic axis that begins with 0, with ticks at powers of `step`."""
     axis.set_xscale("symlog", base=2, linthresh=1)
-    ticks = [0, *(step**power for power in range(20) if step**power <= last)]
+    ticks = [0, *(step**power for power in range(20) if step**power <= last + 1)]
     axis.set_xticks(ticks, [str(tick) for tick in ticks])
     axis.set_xlim(-0.2, last * 1.2)
 
@@ -279,7 +284,7 @@ def _told(what: str, frame: pd.DataFrame) -> str:
 
 
 def _caption(figure: Figure, text: str, wide: float) -> None:
-    figure.suptitle(textwrap.fill(text, int(12.5 * wide)), fontsize=10, x=0.01, ha="left")
+    figure.suptitle(textwrap.fill(text, int(12 * wide)), fontsize=10, x=0.01, ha="left")
 
 
 FIGURES: dict[str, Any] = {"decay": decay, "attention": attention, "precision": precision, "beyond": beyond}

@@ -51,8 +51,10 @@ def analyse(
     if len(found) > 1:
         write(folder, together(found), "encoding")
     say(summary(found), width=120)
-    say("Changes of the logit at distance 1 and at the farthest are those of equal tokens in a decoder, mean over heads;\n"
-        "where heads differ, (n) says how many. Errors are the largest at any position, in units of |q||k|/sqrt(d).")
+    say(
+        "Changes of the logit at distance 1 and at the farthest: equal tokens in a decoder, mean over heads; where\n"
+        "heads differ, (n) says how many. Errors are the largest at any position, in units of |q||k|/sqrt(d)."
+    )
     for label in labels:
         say(f"{label}: {short(folder / folder_name(label))}")
     if len(found) > 1:

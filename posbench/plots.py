@@ -181,7 +181,7 @@ def line(axis: Axes, x: np.ndarray, y: np.ndarray, label: str, look: dict, place
     Lines with a later place, from 0 to 1, are thinner, so that those that coincide can be seen below each other.
     """
     step = max(1, len(x) // 8)
-    look = {**look, "linewidth": 3.0 - 1.8 * place, "markersize": 8 - 4 * place}
+    look = {**look, "linewidth": 2.6 - 1.5 * place, "markersize": 7 - 3.5 * place}
     if len(x) > 200:
         look |= {"linestyle": "-", "linewidth": 1.2}  # dashes would be lost in the turns of a rough curve
     sns.lineplot(x=x, y=y, ax=axis, errorbar=None, label=label, legend=False,
