@@ -139,8 +139,9 @@ def precision(frame: pd.DataFrame, path: Path, by: By) -> list[Path]:
 def beyond(frame: pd.DataFrame, path: Path, by: By) -> list[Path]:
     """Entropy and reach of attention at multiples of the trained length, in a decoder."""
     shown = frame[frame["shape"] == "decoder"]
-    trained = int(shown["length"].min())
     multiples = np.array(sorted(shown["multiple"].unique()))
+    # An encoding that ends before the trained length has shorter ones.
+    trained = int(shown.loc[shown["multiple"] == 1, "length"].max())
 
     def panel(quantity: str, content: str, side: str) -> Panel:
         def scaled(axis: Axes) -> None:
