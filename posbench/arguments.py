@@ -12,6 +12,11 @@ from posbench.errors import StorageError, UserError, nearest
 SEEDS = 1000
 
 
+def home() -> Path:
+    """Where results lie: POSBENCH_HOME, or the folder 'out' here; always absolute."""
+    return Path(os.environ.get("POSBENCH_HOME") or "out").resolve()
+
+
 def names(text: str, what: str) -> list[str]:
     """Names between commas."""
     parts = [part.strip() for part in text.split(",")]

@@ -6,12 +6,14 @@ the fastest kernel that is exactly the same function for the encoding at hand.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from posbench.encoding import Encoding, Side, overrides
-from posbench.errors import EncodingFault
+from posbench.errors import ContextLengthExceeded, EncodingFault
 from posbench.maths import toeplitz
 from posbench.positions import Positions
 
@@ -28,6 +30,20 @@ def drop(x: Tensor, probability: float) -> Tensor:
     words = torch.empty((x.numel() + 7) // 8, dtype=torch.int64, device=x.device).random_(-(2**63), None)
     keep = words.view(torch.uint8)[: x.numel()].view(x.shape) >= threshold
     return x * keep.to(x.dtype).mul_(256 / (256 - threshold))
+
+
+def placed(encoding: Encoding, at: Positions) -> Positions:
+    """Positions as the encoding restates them for the whole stack.
+
+    Raises:
+        ContextLengthExceeded: a position lies beyond the encoding's last.
+    """
+    # A copy forgets the tables that an earlier pass with the same positions made from older weights.
+    at = encoding.positions(replace(at))
+    limit = encoding.max_length
+    if limit is not None and at.end > limit:
+        raise ContextLengthExceeded(encoding.spelled(), limit, at.end)
+    return at
 
 
 def rotated(encoding: Encoding | None, x: Tensor, at: Positions, side: Side) -> Tensor:

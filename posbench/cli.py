@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import re
 import signal
 import sys
@@ -13,27 +12,36 @@ from typing import Annotated, Any
 import typer
 from typer.exceptions import TyperException
 
-from posbench.arguments import assignment, names, path_of, seed_numbers, tracker_named, trials_at_once, whole_numbers
+from posbench.arguments import (
+    assignment,
+    home,
+    names,
+    path_of,
+    seed_numbers,
+    tracker_named,
+    trials_at_once,
+    whole_numbers,
+)
 from posbench.console import Progress, Steps, described, say, short, terminal_width
 from posbench.errors import StorageError, UserError, one_line
+from posbench.inspection import analyse
 
 app = typer.Typer(
     name="posbench",
     add_completion=True,
     pretty_exceptions_enable=False,
-    help="What a position encoding is (check), and how it does and what it costs against the others (study).",
+    help="What a position encoding is (check), what it does to the logits (analyse), and how it does and what it costs "
+    "against the others (study).",
 )
+
+
+app.command()(analyse)
 
 
 @app.callback(invoke_without_command=True)
 def start(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
-
-
-def home() -> Path:
-    """Where results lie: POSBENCH_HOME, or the folder 'out' here; always absolute."""
-    return Path(os.environ.get("POSBENCH_HOME") or "out").resolve()
 
 
 @app.command()

@@ -13,6 +13,18 @@ from posbench.encoding import Encoding, within_bounds
 from posbench.errors import UserError, nearest
 
 
+def encoding_class(plugin_name: str, value: Any) -> type[Encoding]:
+    """The value that a plugin offers, if it is an encoding.
+
+    Raises:
+        UserError: it is something else.
+    """
+    if not (isinstance(value, type) and issubclass(value, Encoding)):
+        raise UserError(f"encoding '{plugin_name}': {value!r} is no subclass of posbench.encoding.Encoding: "
+                        "derive it from that")
+    return value
+
+
 def build_options(plugin_name: str, encoding_class: type[Encoding], options: Mapping[str, Scalar] | None = None) -> Any:
     """The encoding's Config, a frozen dataclass: `dataclasses.asdict` gives all of its options as plain values.
 

@@ -19,6 +19,7 @@ import numpy as np
 import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 
 from posbench.comparison import Comparison, Ranking
@@ -48,11 +49,11 @@ def learning_curves(frame: pd.DataFrame, path: Path, *, note: str = "") -> list[
         lack = f"no columns {', '.join(missing)}" if missing else "no points"
         raise UserError(f"learning curves {path.name}: {lack}; give rows with {', '.join(CURVE_COLUMNS)}")
     encodings = list(dict.fromkeys(frame["encoding"]))
-    looks = _looks(encodings)
+    chosen = looks(encodings)
     panels = list(frame.groupby(["task", "metric"], sort=False, dropna=False))
     across = min(3, len(panels))
     down = math.ceil(len(panels) / across)
-    with _style():
+    with style():
         wide = 4.0 * across
         # Inches beside the panels for the legend; the caption keeps out of them.
         legend = 0.9 + 0.1 * max(len(str(name)) for name in encodings)
@@ -61,7 +62,7 @@ def learning_curves(frame: pd.DataFrame, path: Path, *, note: str = "") -> list[
         for axis in axes[len(panels):]:
             axis.set_axis_off()
         for axis, ((task, metric), points) in zip(axes, panels, strict=False):
-            _curves(axis, points, looks)
+            _curves(axis, points, chosen)
             axis.set_title(f"{task} (n = {_seeds(points)})")
             axis.set_xlabel("optimizer step")
             axis.set_ylabel(str(metric))
@@ -71,7 +72,7 @@ def learning_curves(frame: pd.DataFrame, path: Path, *, note: str = "") -> list[
                       frameon=False)
         caption = f"Mean over seeds, band: 95 % t interval, large cross: a seed has no finite value beyond. {note}"
         figure.suptitle(textwrap.fill(caption.strip(), int(12 * wide)), fontsize=10, x=0.01, ha="left")
-        return _save(figure, path)
+        return save(figure, path)
 
 
 def rank_plot(comparison: Comparison, path: Path, *, note: str = "") -> list[Path]:
@@ -87,7 +88,7 @@ def rank_plot(comparison: Comparison, path: Path, *, note: str = "") -> list[Pat
     bars = _cliques(ranks, ranking.critical_difference)
     half = math.ceil(len(names) / 2)
     height = 1.5 + 0.26 * half + 0.13 * len(bars)
-    with _style():
+    with style():
         figure = Figure(figsize=(8.5, height + 0.5), layout="constrained")
         axis = figure.subplots()
         k, below = len(names), 0.3 + 0.28 * len(bars)
@@ -107,7 +108,7 @@ def rank_plot(comparison: Comparison, path: Path, *, note: str = "") -> list[Pat
             axis.text(end + (-0.05 if left else 0.05), y, f"{name}  {rank:.2f}" if left else f"{rank:.2f}  {name}",
                       ha="right" if left else "left", va="center", fontsize=10, parse_math=False)
         figure.suptitle(_rank_caption(ranking, comparison.alpha) + (f" {note}" if note else ""), fontsize=9.5)
-        return _save(figure, path)
+        return save(figure, path)
 
 
 def _rank_caption(ranking: Ranking, alpha: float) -> str:
@@ -174,7 +175,29 @@ def _seeds(points: pd.DataFrame) -> str:
     return f"{span} seed{'' if counts == [1] else 's'}"
 
 
-def _looks(encodings: list[str]) -> dict[str, dict]:
+def line(axis: Axes, x: np.ndarray, y: np.ndarray, label: str, look: dict, place: float) -> None:
+    """One line of many; about eight of its points are marked.
+
+    Lines with a later place, from 0 to 1, are thinner, so that those that coincide can be seen below each other.
+    """
+    step = max(1, len(x) // 8)
+    look = {**look, "linewidth": 2.6 - 1.5 * place, "markersize": 7 - 3.5 * place}
+    if len(x) > 200:
+        look |= {"linestyle": "-", "linewidth": 1.2}  # dashes would be lost in the turns of a rough curve
+    sns.lineplot(x=x, y=y, ax=axis, errorbar=None, label=label, legend=False,
+                 markevery=(int(place * (step - 1)), step), **look)
+
+
+def heat(axis: Axes, table: pd.DataFrame, lowest: float) -> Any:
+    """A heat map of shares from `lowest` to 1 on a logarithmic scale; what is unknown stays grey. Returns the map."""
+    axis.set_facecolor("0.85")
+    axis.grid(False)
+    sns.heatmap(table.clip(lower=lowest), ax=axis, norm=LogNorm(lowest, 1), cmap="rocket", cbar=False,
+                xticklabels=False, yticklabels=False)
+    return axis.collections[0]
+
+
+def looks(encodings: list[str]) -> dict[str, dict]:
     """Colour, dashes and mark of each encoding: colours that colour-blind readers tell apart, and more than colour."""
     colours = sns.color_palette("colorblind", 10)
     return {
@@ -191,7 +214,8 @@ def _looks(encodings: list[str]) -> dict[str, dict]:
 
 
 @contextmanager
-def _style() -> Iterator[None]:
+def style() -> Iterator[None]:
+    """The look of every figure, for as long as it is drawn; the caller's settings come back."""
     # The fixed salt names an SVG's parts alike in every run.
     fixed: Any = {"svg.hashsalt": "posbench", "font.family": "DejaVu Sans", "text.usetex": False,
                   "text.parse_math": False}
@@ -199,7 +223,8 @@ def _style() -> Iterator[None]:
         yield
 
 
-def _save(figure: Figure, path: Path) -> list[Path]:
+def save(figure: Figure, path: Path) -> list[Path]:
+    """Writes PATH.png and PATH.svg and returns them."""
     written = []
     path.parent.mkdir(parents=True, exist_ok=True)
     # Dates and program versions would change the bytes and say nothing of the figure.

@@ -19,7 +19,7 @@ from posbench.config import Scalar
 from posbench.contract import VISIBLE, Check, Verdict
 from posbench.encoding import Encoding
 from posbench.errors import UserError
-from posbench.options import build_options
+from posbench.options import build_options, encoding_class
 from posbench.probe import Shape, Subject, isolated
 from posbench.registry import ENCODINGS
 
@@ -54,9 +54,7 @@ def check_encoding(encoding: str | type[Encoding], options: Mapping[str, Scalar]
         UserError: an unknown name, a file that cannot be imported, something else than an encoding, a wrong option.
     """
     name = encoding if isinstance(encoding, str) else encoding.spelled()
-    cls = ENCODINGS.load(encoding).value if isinstance(encoding, str) else encoding
-    if not (isinstance(cls, type) and issubclass(cls, Encoding)):
-        raise UserError(f"encoding '{name}': {cls!r} is no subclass of posbench.encoding.Encoding: derive it from that")
+    cls = encoding_class(name, ENCODINGS.load(encoding).value if isinstance(encoding, str) else encoding)
     config = build_options(name, cls, options)
     built: Encoding | type[Encoding] = cls
     shapes: list[Shape] = []

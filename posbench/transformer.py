@@ -12,12 +12,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from posbench.attention import checked
+from posbench.attention import checked, placed
 from posbench.blocks import Block, Dropout, Source
 from posbench.cache import Cache
 from posbench.config import ModelConfig
 from posbench.encoding import HOOKS, Dimensions, Encoding, overrides
-from posbench.errors import ContextLengthExceeded, UserError
+from posbench.errors import UserError
 from posbench.features import Favor, Redraw
 from posbench.heads import Head, SequenceHead, TiedHead, head_of
 from posbench.linear import refuse_misfits
@@ -144,34 +144,25 @@ class Transformer(nn.Module):
         if at is None:
             at = (Positions.first(source_ids.shape[1], device=source_ids.device) if source_mask is None
                   else Positions.from_mask(source_mask))
-        placed = self._placed(at, "source")
-        x = self._embedded(source_ids, None, placed, "source", self.source_norm)
+        there = placed(self.encoding(0, "source"), at)
+        x = self._embedded(source_ids, None, there, "source", self.source_norm)
         for index, block in enumerate(self.source_blocks):
-            x = block(x, self.encoding(index, "source"), placed)
+            x = block(x, self.encoding(index, "source"), there)
         return Memory(self.source_norm(x) if self.model.norm == "pre" else x, at)
 
     def hidden(self, input_ids: Tensor, token_type_ids: Tensor | None, at: Positions, memory: Memory | None = None,
                cache: Cache | None = None) -> Tensor:
         """(B, L) -> (B, L, D), the normed output of the last block."""
-        new = self._placed(at, "target")
+        first = self.encoding(0)
+        new = placed(first, at)
         source = self._source(at, memory, cache) if self.paired else None
-        seen = new if cache is None else self._placed(cache.extend(at), "target")
+        seen = new if cache is None else placed(first, cache.extend(at))
         x = self._embedded(input_ids, token_type_ids, seen, "target", self.norm)
         for index, block in enumerate(self.blocks):
             layer = None if cache is None else cache.layer(index)
             cross = self.encoding(index, "cross") if self.encoded_cross else None
             x = block(x, self.encoding(index), seen, new, layer, source, cross)
         return self.norm(x) if self.model.norm == "pre" else x
-
-    def _placed(self, at: Positions, stack: Stack) -> Positions:
-        """Positions as the encoding changes them, if it goes that far."""
-        encoding = self.encoding(0, stack)
-        # A copy forgets the tables that an earlier pass with the same positions made from older weights.
-        at = encoding.positions(replace(at))
-        limit = encoding.max_length
-        if limit is not None and at.end > limit:
-            raise ContextLengthExceeded(encoding.spelled(), limit, at.end)
-        return at
 
     def _embedded(self, ids: Tensor, types: Tensor | None, at: Positions, stack: Stack, norm: nn.LayerNorm) -> Tensor:
         """(B, L) -> (B, L, D), what the first block reads."""
@@ -196,7 +187,7 @@ class Transformer(nn.Module):
             documents = at.documents[0], keys.documents[1]
         both = Positions(q=at.q, k=keys.k, end=max(at.end, keys.end), keys=keys.keys, documents=documents)
         if self.encoded_cross:
-            both, keys = self._placed(both, "cross"), self._placed(keys, "cross")
+            both, keys = (placed(self.encoding(0, "cross"), positions) for positions in (both, keys))
         return Source(None if memory is None else memory.states, both, keys)
 
     def encoding(self, layer: int, stack: Stack = "target") -> Encoding:

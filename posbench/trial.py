@@ -13,7 +13,7 @@ from posbench.config import DataConfig, TrialConfig, digest, to_plain
 from posbench.data import data_hash
 from posbench.encoding import Encoding
 from posbench.errors import UserError, nearest, reason_of
-from posbench.options import build_options
+from posbench.options import build_options, encoding_class
 from posbench.registry import ENCODINGS, SUITES, Plugin
 from posbench.suite import Suite, Task, TaskData
 from posbench.tokens import Encoded, encode, tokenizer_from_file, trained_tokenizer
@@ -57,10 +57,9 @@ def resolve(config: TrialConfig) -> Trial:
         UserError: an unknown name, a wrong option, unreadable data.
     """
     plugin = ENCODINGS.load(config.encoding.name)
-    if not (isinstance(plugin.value, type) and issubclass(plugin.value, Encoding)):
-        raise UserError(f"encoding {plugin.origin}: ENCODING is no subclass of posbench.encoding.Encoding")
+    encoding = encoding_class(plugin.name, plugin.value)
     try:
-        options = build_options(plugin.name, plugin.value, config.encoding.options)
+        options = build_options(plugin.name, encoding, config.encoding.options)
         plain_options = dataclasses.asdict(options)
         digest(plain_options)
     except UserError:

@@ -24,7 +24,7 @@ def points(values, encoding="rope", task="cola"):
 def figures(monkeypatch):
     """The figures that are drawn, in place of their files."""
     drawn = []
-    monkeypatch.setattr(plots, "_save", lambda figure, path: drawn.append(figure) or [])
+    monkeypatch.setattr(plots, "save", lambda figure, path: drawn.append(figure) or [])
     return drawn
 
 
