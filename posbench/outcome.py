@@ -12,12 +12,12 @@ import pandas as pd
 
 from posbench import cost, environment, provenance, results
 from posbench.config import digest, to_plain
+from posbench.objective import objective_of
 from posbench.plots import CURVE_COLUMNS
 from posbench.report import StudyResults
-from posbench.runner import head_of
 from posbench.store import Record, write_atomically
 from posbench.study import Plan
-from posbench.trial import Trial, load_encoded, load_rows
+from posbench.trial import Trial, load_rows
 
 COSTS = "costs.json"
 
@@ -30,6 +30,7 @@ def study_results(plan: Plan, records: Mapping[str, Record], folder: Path) -> St
     """
     study = plan.study
     costs = _costs(plan, folder)
+    tasks = provenance.of_tasks(plan)
     primary = {trial.config.task: trial for trial in plan.trials}
     curves = [
         point
@@ -38,8 +39,8 @@ def study_results(plan: Plan, records: Mapping[str, Record], folder: Path) -> St
     ]
     return StudyResults(
         title=f"posbench: {plan.trials[0].suite.title}, preset {study.preset}",
-        header=provenance.header(plan, records),
-        warnings=provenance.warnings(plan),
+        header=provenance.header(plan, records, tasks),
+        warnings=provenance.warnings(plan, tasks),
         frame=_frame(plan, records, costs),
         curves=pd.DataFrame(curves, columns=list(CURVE_COLUMNS)),
         costs=pd.DataFrame(costs, columns=list(cost.COLUMNS)),
@@ -131,12 +132,12 @@ def _costs(plan: Plan, folder: Path) -> list[dict[str, Any]]:
     )
     if known := _kept_costs(folder / COSTS, key):
         return known
-    vocabulary = load_encoded(study.suite, trial.config.task, trial.config.data)[1]
+    objective = objective_of(trial)
     shape = cost.Shape(
         rows=trial.config.train.batch_size,
         tokens=trial.config.data.max_length,
-        vocabulary=vocabulary,
-        head=head_of(trial.task),
+        vocabulary=objective.vocabulary,
+        head=objective.head(trial.task, objective.vocabulary),
     )
     rows = cost.measure(
         {label: (trial.encoding, trial.options) for label, trial in encodings.items()},

@@ -2,25 +2,49 @@
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from posbench.config import DataConfig, ModelConfig
+from posbench.config import ModelConfig
+from posbench.objective import objective_of
 from posbench.store import Record
 from posbench.study import Plan
-from posbench.suite import Rows, Task, TaskData
-from posbench.trial import Trial, load_encoded, load_rows
+from posbench.trial import Trial, load_rows
 
 MANY = 0.1
 """Share of rows that lose tokens to the length limit from which on a task is another one, and a warning says so."""
 
 
-def header(plan: Plan, records: Mapping[str, Record]) -> dict[str, str]:
+@dataclass(frozen=True, kw_only=True)
+class TaskFacts:
+    """Of one task's data.
+
+    Attributes:
+        rows: by split. cut: how many of them lost tokens to the length limit.
+        constants: for each scored split what the best answer that looks at no input scores; None where there is none.
+        content: SHA-256 of all rows. notes: what a reader must know, by split.
+    """
+
+    rows: Mapping[str, int]
+    cut: Mapping[str, int]
+    constants: Sequence[float | None]
+    content: str
+    notes: Mapping[str, str]
+
+    @property
+    def share_cut(self) -> float:
+        return sum(self.cut.values()) / max(sum(self.rows.values()), 1)
+
+    @property
+    def constant(self) -> str:
+        return " / ".join(f"{value:.3f}" for value in self.constants if value is not None)
+
+
+def header(plan: Plan, records: Mapping[str, Record], tasks: Mapping[str, TaskFacts]) -> dict[str, str]:
+    """Names and texts of what was run, on what, and how."""
     study = plan.study
     suite = plan.trials[0].suite
     known = [record for record in records.values() if "versions" in record.facts]
@@ -44,34 +68,28 @@ def header(plan: Plan, records: Mapping[str, Record]) -> dict[str, str]:
         "costs": f"of a step of {study.train.batch_size} rows of {study.data.max_length} tokens, all encodings in turn "
         "in one run; peak memory without weights and optimizer",
     }
-    rows = {task: load_rows(study.suite, task, trial.config.data)[0] for task, trial in _tasks(plan).items()}
     header["rows"] = "; ".join(
-        f"{task}: " + ", ".join(f"{len(split.labels)} {name}" for name, split in data.splits.items())
-        for task, data in rows.items()
+        f"{task}: " + ", ".join(f"{count} {split}" for split, count in facts.rows.items())
+        for task, facts in tasks.items()
     )
-    hashes = {task: load_rows(study.suite, task, trial.config.data)[1][:12] for task, trial in _tasks(plan).items()}
-    header["content hashes"] = "; ".join(f"{task} {value}" for task, value in hashes.items())
-    if notes := [
-        f"{task}: {name} {note}"
-        for task, data in rows.items()
-        for name, note in data.notes.items()
-        if study.data.source != "generated"
-    ]:
+    header["content hashes"] = "; ".join(f"{task} {facts.content[:12]}" for task, facts in tasks.items())
+    if notes := [f"{task}: {split} {note}" for task, facts in tasks.items() for split, note in facts.notes.items()]:
         header["notes on splits"] = "; ".join(notes)
-    header["constant answer"] = (
-        "; ".join(_constant(task, _tasks(plan)[task].task, data) for task, data in rows.items())
-        + " (what the most frequent class or the mean of train scores)"
-    )
+    if constants := [f"{task} {facts.constant}" for task, facts in tasks.items() if facts.constant]:
+        header["constant answer"] = (
+            "; ".join(constants) + " (what the most frequent class or the mean of train scores)"
+        )
     scales = {record.label: record.facts["position_rms"] for record in known}
     header["position scale"] = (
         "; ".join(f"{label} {scale:.2f}" for label, scale in scales.items() if scale)
         + " (root mean square added to the token embeddings by the first weights, over theirs; 0 for all others)"
     )
-    cuts = _cuts(plan)
-    if any(cut for cut, _ in cuts.values()):
-        header["cut rows"] = "; ".join(f"{task} {cut} of {total}" for task, (cut, total) in cuts.items() if cut) + (
-            f" (to {study.data.max_length} tokens)"
-        )
+    if any(facts.share_cut for facts in tasks.values()):
+        header["cut rows"] = "; ".join(
+            f"{task} {sum(facts.cut.values())} of {sum(facts.rows.values())}"
+            for task, facts in tasks.items()
+            if facts.share_cut
+        ) + f" (to {study.data.max_length} tokens)"
     if plan.skipped:
         header["skipped"] = "; ".join(f"{task}: {why}" for task, why in plan.skipped.items())
     codes = Counter(record.facts["code"] for record in known)
@@ -118,30 +136,25 @@ def _tasks(plan: Plan) -> dict[str, Trial]:
     return tasks
 
 
-def warnings(plan: Plan) -> tuple[str, ...]:
+def of_tasks(plan: Plan) -> dict[str, TaskFacts]:
+    """What there is to say of each task's data; it is read and cut into tokens for that, once."""
+    facts = {}
+    for task, trial in _tasks(plan).items():
+        objective = objective_of(trial)
+        data, content = load_rows(trial.config.suite, task, trial.config.data)
+        constants = [objective.constant(split) for split in data.scored]
+        facts[task] = TaskFacts(rows=objective.counts, cut=objective.cut, constants=constants, content=content,
+                                notes={} if plan.study.data.source == "generated" else data.notes)
+    return facts
+
+
+def warnings(plan: Plan, tasks: Mapping[str, TaskFacts]) -> tuple[str, ...]:
     """What must be read before the numbers."""
-    shares = {task: cut / total for task, (cut, total) in _cuts(plan).items()}
-    many = [f"{task} {share:.0%}" for task, share in shares.items() if share > MANY]
+    many = [f"{task} {facts.share_cut:.0%}" for task, facts in tasks.items() if facts.share_cut > MANY]
     if not many:
         return ()
     return (f"Many rows lose tokens to the length limit of {plan.study.data.max_length}: {', '.join(many)}. What was "
             "cut may hold the answer; raise data.max_length to score the whole rows.",)
-
-
-def _cuts(plan: Plan) -> dict[str, tuple[int, int]]:
-    return {task: _cut(plan.study.suite, task, trial.config.data) for task, trial in _tasks(plan).items()}
-
-
-@functools.cache
-def _cut(suite: str, task: str, data: DataConfig) -> tuple[int, int]:
-    """Rows that lose tokens to the length limit, and all rows, over all splits."""
-    splits = load_encoded(suite, task, data)[0]
-    return sum(split.cut for split in splits.values()), sum(len(split) for split in splits.values())
-
-
-def _constant(name: str, task: Task, data: TaskData) -> str:
-    scores = [f"{constant_score(task, data.splits['train'], data.splits[split]):.3f}" for split in data.scored]
-    return f"{name} {' / '.join(scores)}"
 
 
 def _model(model: ModelConfig) -> str:
@@ -150,13 +163,3 @@ def _model(model: ModelConfig) -> str:
         f"{model.shape}, {model.layers} layers, {model.width} wide, {model.heads} heads, {model.norm}-norm, "
         f"{linear}dropout {model.dropout:g}, from scratch"
     )
-
-
-def constant_score(task: Task, train: Rows, split: Rows) -> float:
-    """What the most frequent class of the training rows, or their mean, scores as the only answer; 0 if undefined."""
-    if task.kind == "classification":
-        constant = Counter(train.labels).most_common(1)[0][0]
-    else:
-        constant = float(np.mean(train.labels))
-    value = task.primary_metric.function(gold=np.array(split.labels), predicted=np.full(len(split.labels), constant))
-    return 0.0 if np.isnan(value) else float(value)

@@ -16,22 +16,20 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 from torch import Tensor
-from torch.nn import functional
 from torch.optim.lr_scheduler import LambdaLR
 
 from posbench import environment
 from posbench.config import TrainConfig, to_plain
+from posbench.objective import Scores, objective_of
 from posbench.positions import Positions
 from posbench.seeds import number
 from posbench.store import Record
-from posbench.suite import Task, TaskData
-from posbench.tokens import Encoded, scoring_batches, training_batches
-from posbench.transformer import Head, Transformer
-from posbench.trial import Trial, load_encoded, load_rows
+from posbench.suite import TaskData
+from posbench.transformer import Transformer
+from posbench.trial import Trial, load_rows
 
 # Training loss is averaged, and looked at for NaN, over intervals of which a trial has about this many.
 INTERVALS = 40
-SCORING_BATCH = 256
 Progress = Callable[[int, int], None]
 
 
@@ -65,14 +63,14 @@ class _Run:
         self.device = self.accelerator.device
         self.rows: TaskData
         self.rows, self.data_hash = load_rows(config.suite, config.task, config.data)
-        self.splits, self.vocabulary = load_encoded(config.suite, config.task, config.data)
+        self.objective = objective_of(trial, self.device)
         self.model = Transformer(
             config.model,
             trial.encoding,
             trial.options,
-            vocabulary=self.vocabulary,
+            vocabulary=self.objective.vocabulary,
             length=config.data.max_length,
-            head=head_of(trial.task),
+            head=self.objective.head(trial.task, self.objective.vocabulary),
         )
         self.model.initialise(config.seed)
         self.curves: list[dict[str, Any]] = []
@@ -87,21 +85,21 @@ class _Run:
         try:
             self._fit()
             for split in self.rows.scored:
-                scores, arrays = self._score(split)
-                predictions |= arrays
+                scores = self._score(split)
+                predictions |= scores.arrays
                 # An undefined score, such as the correlation with a constant, counts as 0 and is told.
-                rows += [row | {"value": 0.0 if math.isnan(row["value"]) else row["value"]} for row in scores]
-                if np.ptp(arrays[f"{split}/predicted"]) == 0:
-                    status, reason = "degenerate", f"{split}: all {scores[0]['n']} predictions are equal"
+                rows += [row | {"value": 0.0 if math.isnan(row["value"]) else row["value"]} for row in scores.rows]
+                if scores.degenerate:
+                    status, reason = "degenerate", scores.degenerate
         except Diverged as error:
             status, reason, rows, predictions = "diverged", str(error), [], {}
         ended = time.time()
         facts = {
             "data_hash": self.data_hash,
             "notes": self.rows.notes,
-            "vocabulary": self.vocabulary,
-            "rows": {name: len(split) for name, split in self.splits.items()},
-            "cut_rows": {name: split.cut for name, split in self.splits.items()},
+            "vocabulary": self.objective.vocabulary,
+            "rows": self.objective.counts,
+            "cut_rows": self.objective.cut,
             "plugin_origin": self.trial.plugin.origin,
             "plugin_source": self.trial.plugin.source_hash,
             "suite_version": self.trial.suite.version,
@@ -132,8 +130,7 @@ class _Run:
 
     def _fit(self) -> None:
         train = self.train
-        data = self.splits["train"]
-        total = self.updates = updates(train, len(data))
+        total = self.updates = updates(train, self.objective.counts["train"])
         optimizer = torch.optim.AdamW(
             self.model.parameter_groups(train.weight_decay),
             lr=train.learning_rate,
@@ -144,7 +141,7 @@ class _Run:
         schedule = LambdaLR(optimizer.optimizer, lambda step: learning_rate(step, total, train.warmup))
         # Dropout draws from the default generator and is the only thing that does.
         torch.manual_seed(number(self.trial.config.seed, "dropout"))
-        batches = training_batches(data.lengths, train.batch_size, self.trial.config.seed)
+        batches = self.objective.batches(self.trial.config.seed)
         interval = max(1, total // INTERVALS)
         evaluations = {math.ceil(total * part / train.evaluations) for part in range(1, train.evaluations + 1)}
         best: tuple[float, dict[str, Tensor]] | None = None
@@ -152,7 +149,7 @@ class _Run:
         self.model.train()
         for step in range(1, total + 1):
             began = time.perf_counter()
-            loss = self._loss(data, next(batches))
+            loss = self.objective.loss(self.model, next(batches))
             self.accelerator.backward(loss)
             self.accelerator.clip_grad_norm_(self.model.parameters(), train.clip)
             optimizer.step()
@@ -174,62 +171,21 @@ class _Run:
         if best is not None:
             self.model.load_state_dict(best[1])
 
-    def _loss(self, data: Encoded, index: np.ndarray) -> Tensor:
-        output, labels = self._output(data, index), torch.from_numpy(data.labels[index]).to(self.device)
-        if self.trial.task.kind == "regression":
-            low, high = self.trial.task.bounds
-            return functional.mse_loss(output.float(), (labels - low) / (high - low))
-        return functional.cross_entropy(output.float(), labels)
-
-    def _output(self, data: Encoded, index: np.ndarray) -> Tensor:
-        lengths = data.lengths[index]
-        width = int(lengths.max())
-        ids = torch.from_numpy(data.ids[index, :width]).long().to(self.device)
-        types = torch.from_numpy(data.types[index, :width]).long().to(self.device)
-        causal = self.trial.config.model.shape != "encoder"
-        if (lengths == width).all():
-            at = Positions.first(width, causal=causal, device=self.device)
-        else:
-            at = Positions.right_padded(torch.from_numpy(lengths).to(self.device), width, causal=causal)
-        return self.model(ids, token_type_ids=types, at=at)
-
     @torch.no_grad()
-    def _predict(self, data: Encoded) -> np.ndarray:
-        """(N,) or (N, C) float32 outputs, every row once and in its own place."""
+    def _score(self, split: str) -> Scores:
         self.model.eval()
-        order = list(scoring_batches(data.lengths, SCORING_BATCH))
-        outputs = torch.cat([self._output(data, index).float() for index in order]).cpu().numpy()
+        scores = self.objective.score(self.model, split)
         self.model.train()
-        restored = np.empty_like(outputs)
-        restored[np.concatenate(order)] = outputs
-        return restored
-
-    def _score(self, split: str) -> tuple[list[dict[str, Any]], dict[str, np.ndarray]]:
-        task, data = self.trial.task, self.splits[split]
-        output = self._predict(data)
-        if not np.isfinite(output).all():
+        if any(math.isinf(row["value"]) for row in scores.rows):
             raise Diverged(f"the model's output on {split} is not finite")
-        predicted, gold = predicted_of(task, output), data.labels
-        rows = [
-            {
-                "split": split,
-                "length": self.trial.config.data.max_length,
-                "metric": metric.name,
-                "value": float(metric.function(gold=gold, predicted=predicted)),
-                "n": len(gold),
-                "higher_is_better": metric.higher_is_better,
-                "primary": metric.name == task.primary,
-            }
-            for metric in task.metrics
-        ]
-        return rows, {f"{split}/gold": gold, f"{split}/predicted": predicted, f"{split}/output": output}
+        return scores
 
     def _evaluate(self, step: int) -> float:
         """Scores the selection split, adds its points to the curves, and returns the primary score, larger is better.
 
         An undefined score is never the best one.
         """
-        rows, _ = self._score(self.rows.selection)
+        rows = self._score(self.rows.selection).rows
         for row in rows:
             self._point(f"{self.rows.selection}/{row['metric']}", step, row["value"])
         primary = next(row for row in rows if row["primary"])
@@ -247,28 +203,14 @@ class _Run:
             self.trial.config.model,
             self.trial.encoding,
             self.trial.options,
-            vocabulary=self.vocabulary,
+            vocabulary=self.objective.vocabulary,
             length=self.trial.config.data.max_length,
-            head=head_of(self.trial.task),
+            head=self.objective.head(self.trial.task, self.objective.vocabulary),
         )
         model.initialise(self.trial.config.seed)
-        data = self.splits["train"]
-        tokens = model.tokens(torch.from_numpy(data.ids[:1, : data.lengths[0]]).long())
+        tokens = model.tokens(self.objective.sample())
         added = model.encodings[0].embed(tokens, Positions.first(tokens.shape[1])) - tokens  # type: ignore[operator]
         return float((added.pow(2).mean() / tokens.pow(2).mean()).sqrt())
-
-
-def head_of(task: Task) -> Head:
-    """The head that a task asks for."""
-    return Head(kind=task.kind, outputs=len(task.labels) if task.kind == "classification" else 1)
-
-
-def predicted_of(task: Task, output: np.ndarray) -> np.ndarray:
-    """Classes, or numbers on the task's scale and within its bounds."""
-    if task.kind == "classification":
-        return output.argmax(-1)
-    low, high = task.bounds
-    return (output * (high - low) + low).clip(low, high)
 
 
 def updates(train: TrainConfig, rows: int) -> int:

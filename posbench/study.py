@@ -135,7 +135,7 @@ def _fits(trial: Trial) -> None:
     """Builds the template around the encoding, without memory for its weights, so that a wrong option shows now."""
     import torch
 
-    from posbench.runner import head_of
+    from posbench.objective import kind_of
 
     longest = trial.config.data.max_length
     try:
@@ -146,7 +146,7 @@ def _fits(trial: Trial) -> None:
                 trial.options,
                 vocabulary=8,
                 length=longest,
-                head=head_of(trial.task),
+                head=kind_of(trial).head(trial.task, 8),
             )
         limit = model.encoding(0).max_length
     except UserError:

@@ -33,7 +33,8 @@ class Task:
     Attributes:
         name: short name, as on the command line.
         texts: names of the one or two text columns, in the order in which the model reads them.
-        kind: head and loss: classes with cross entropy, or a number with squared error.
+        kind: head and loss: classes with cross entropy, a number with squared error, or, with the suite's own
+            objective, a target text for each source text or the next token of a text.
         labels: class names in the order of their indices; empty for a regression.
         bounds: smallest and largest target of a regression.
         metrics: everything that is scored.
@@ -43,12 +44,17 @@ class Task:
 
     name: str
     texts: tuple[str, ...]
-    kind: Literal["classification", "regression"]
+    kind: Literal["classification", "regression", "translation", "language-model"]
     labels: tuple[str, ...] = ()
     bounds: tuple[float, float] = (0.0, 1.0)
     metrics: tuple[Metric, ...]
     primary: str
     evaluations: tuple[str, ...] = ("validation",)
+
+    @property
+    def labelled(self) -> bool:
+        """Whether answers are held against one label a row."""
+        return self.kind in ("classification", "regression")
 
     @property
     def primary_metric(self) -> Metric:
@@ -61,7 +67,8 @@ class Rows:
 
     Attributes:
         texts: for each row its one or two texts.
-        labels: for each row its class index or number; never a placeholder for a hidden label.
+        labels: for each row its class index or number; never a placeholder for a hidden label. Empty where the task
+            has none.
     """
 
     texts: list[tuple[str, ...]]
@@ -101,6 +108,10 @@ class Suite(ABC):
     tasks: ClassVar[Mapping[str, Task]]
     presets: ClassVar[Mapping[str, Mapping[str, Any]]]
     encodings: ClassVar[tuple[str, ...]]
+
+    def objective(self, task: Task) -> Any:
+        """The subclass of posbench.objective.Objective that trains and scores a task; None for labelled sequences."""
+        return None
 
     @abstractmethod
     def load(self, task: str, data: DataConfig) -> TaskData:

@@ -53,8 +53,9 @@ def check_encoding(encoding: str | type[Encoding], options: Mapping[str, Scalar]
     Raises:
         UserError: an unknown name, a file that cannot be imported, something else than an encoding, a wrong option.
     """
-    name = encoding if isinstance(encoding, str) else encoding.spelled()
-    cls = encoding_class(name, ENCODINGS.load(encoding).value if isinstance(encoding, str) else encoding)
+    told = encoding if isinstance(encoding, str) else encoding.__name__
+    cls = encoding_class(told, ENCODINGS.load(encoding).value if isinstance(encoding, str) else encoding)
+    name = encoding if isinstance(encoding, str) else cls.spelled()
     config = build_options(name, cls, options)
     built: Encoding | type[Encoding] = cls
     shapes: list[Shape] = []

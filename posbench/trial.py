@@ -97,9 +97,9 @@ def load_rows(suite: str, task: str, data: DataConfig) -> tuple[TaskData, str]:
     owner = load_suite(suite)
     rows = owner.load(task, data)
     for name, split in rows.splits.items():
-        if not split.labels:
+        if not split.texts:
             raise UserError(f"task {task}: the split '{name}' is empty: give more rows")
-        if name in rows.scored and len(set(split.labels)) < 2:
+        if name in rows.scored and owner.tasks[task].labelled and len(set(split.labels)) < 2:
             raise UserError(
                 f"task {task}: all {len(split.labels)} labels of the split '{name}' are equal, so that no answer can "
                 "be told from another: give rows of every class"

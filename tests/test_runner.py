@@ -12,7 +12,8 @@ import torch
 
 from posbench.config import EncodingChoice, TrialConfig, override
 from posbench.execute import execute, run_and_keep
-from posbench.runner import learning_rate, predicted_of, run, updates
+from posbench.objective import predicted_of
+from posbench.runner import learning_rate, run, updates
 from posbench.store import Store
 from posbench.study import from_preset
 from posbench.trial import Trial, resolve
@@ -137,9 +138,9 @@ def test_a_loss_that_leaves_the_finite_numbers_is_diverged_and_has_no_score() ->
 
 
 def test_constant_predictions_of_a_regression_are_degenerate_and_score_zero(monkeypatch: pytest.MonkeyPatch) -> None:
-    from posbench import runner
+    from posbench.objective import Sequences
 
-    monkeypatch.setattr(runner._Run, "_predict", lambda self, data: np.full(len(data), 0.5, dtype=np.float32))
+    monkeypatch.setattr(Sequences, "predict", lambda self, model, data: np.full(len(data), 0.5, dtype=np.float32))
     record, _ = run(trial(task="stsb"))
     assert record.status == "degenerate"
     assert "predictions are equal" in record.reason

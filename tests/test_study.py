@@ -71,8 +71,6 @@ def test_a_study_prints_its_table_and_writes_every_form(done: tuple[Path, subpro
         "comparisons.csv",
         "curves.png",
         "curves.svg",
-        "ranks.png",
-        "ranks.svg",
         "study.json",
     } <= {file.name for file in folder.iterdir()}
     with (folder / "tidy.csv").open(newline="") as file:
