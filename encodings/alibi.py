@@ -13,11 +13,13 @@ Parameters: none.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 from torch import Tensor
 
 from posbench import maths
-from posbench.encoding import Encoding, Paper, Properties
+from posbench.encoding import Dimensions, Encoding, Paper, Properties
 from posbench.positions import Positions
 
 
@@ -30,7 +32,12 @@ class Alibi(Encoding):
         equations="section 3, unnumbered",
         differs="encoders have the symmetric -m|i - j|",
     )
-    properties = Properties(reversal=True, shift=True)
+    properties = Properties(monotone=True, factorises=False, reversal=True, shift=True)
+
+    def __init__(self, dimensions: Dimensions, config: Any = None) -> None:
+        super().__init__(dimensions, config)
+        # Under the causal mask -m (i - j) = -m i + m j; |i - j| has no such form.
+        self.properties = replace(self.properties, factorises=dimensions.causal)
 
     def offset_bias(self, distance: Tensor) -> Tensor:
         return -maths.alibi_slopes(self.dimensions.heads, distance.device)[:, None] * distance.abs()

@@ -17,7 +17,7 @@ the listing does without its mask: counted from the end, not blind to direction.
 Parameters: p_max d N in N layers.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -38,7 +38,7 @@ class Cope(Encoding):
         differs="the position term has the scale 1/sqrt(d) too; encoders count from the last key that is seen",
     )
     scope = "layer"
-    properties = Properties(shift=True)
+    properties = Properties(monotone=False, factorises=False, shift=True)
     space = {"positions": (16, 256)}
 
     @dataclass(frozen=True, kw_only=True)
@@ -47,11 +47,18 @@ class Cope(Encoding):
 
     def __init__(self, dimensions: Dimensions, config: Config | None = None) -> None:
         super().__init__(dimensions, config)
+        if not dimensions.causal:
+            # Counted from the last visible key, all far columns share the last row: the rank ends at some length.
+            self.properties = replace(self.properties, factorises=None)
         self.table = nn.Parameter(torch.empty(self.config.positions, dimensions.head_width))
 
     @classmethod
     def parameter_count(cls, dimensions: Dimensions, config: Any) -> int:
         return config.positions * dimensions.head_width * dimensions.layers
+
+    @classmethod
+    def flop_count(cls, dimensions: Dimensions, config: Any, length: int) -> int:
+        return dimensions.layers * 2 * length * dimensions.width * (length + config.positions)
 
     def initial(self, name: str, value: Tensor, generator: torch.Generator) -> None:
         value.zero_()

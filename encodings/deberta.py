@@ -42,7 +42,7 @@ class Deberta(Encoding):
         differs="the scale is the template's 1/sqrt(d) in place of 1/sqrt(3d); no enhanced mask decoder",
     )
     scope = "layer"
-    properties = Properties(shift=True)
+    properties = Properties(monotone=False, factorises=False, shift=True)
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
@@ -78,6 +78,10 @@ class Deberta(Encoding):
         inner = dimensions.heads * dimensions.head_width
         return 2 * cls._span(dimensions, config) * dimensions.width + pairs * 2 * dimensions.width * inner
 
+    @classmethod
+    def flop_count(cls, dimensions: Dimensions, config: Any, length: int) -> int:
+        return dimensions.layers * 8 * cls._span(dimensions, config) * dimensions.width * (dimensions.width + length)
+
     def initial(self, name: str, value: Tensor, generator: torch.Generator) -> None:
         value.normal_(0.0, 1.0 if name == "table" else 0.02, generator=generator)
 
@@ -97,7 +101,8 @@ class Deberta(Encoding):
         """D(i, j) and D(j, i), each (B|1, 1, Q, K), made once a pass for all layers."""
         far, span = self.config.max_distance, self.span
         distance = -at.offsets() if far is None else maths.deberta_buckets(-at.offsets(), span, far)
-        return tuple((signed + span).clamp(0, 2 * span - 1)[:, None] for signed in (distance, -distance))
+        there, back = ((signed + span).clamp(0, 2 * span - 1)[:, None] for signed in (distance, -distance))
+        return there, back
 
 
 ENCODING = Deberta

@@ -16,7 +16,7 @@ encoders symmetric in direction; below the threshold they are blind to it, and b
 Parameters: 2 w + w H + H + 2 for each layer, or once if shared.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import torch
@@ -37,7 +37,7 @@ class Fire(Encoding):
         differs="encoders have |i - j|, as in the listing",
     )
     scope = "layer"
-    properties = Properties()
+    properties = Properties(monotone=False, factorises=False)
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
@@ -49,6 +49,9 @@ class Fire(Encoding):
     def __init__(self, dimensions: Dimensions, config: Config | None = None) -> None:
         super().__init__(dimensions, config)
         self.threshold = self.config.threshold or dimensions.length / 4
+        if self.threshold >= dimensions.length:
+            # Up to L the function depends on |i - j| alone; what is claimed is for every length, within L and beyond.
+            self.properties = replace(self.properties, reversal=None, shift=None)
         hidden, heads = self.config.hidden, dimensions.heads
         self.c = nn.Parameter(torch.empty(()))
         self.factor = nn.Parameter(torch.empty(()))
@@ -63,6 +66,10 @@ class Fire(Encoding):
     def parameter_count(cls, dimensions: Dimensions, config: Any) -> int:
         hidden, heads = config.hidden, dimensions.heads
         return (1 if config.shared else dimensions.layers) * (2 * hidden + hidden * heads + heads + 2)
+
+    @classmethod
+    def flop_count(cls, dimensions: Dimensions, config: Any, length: int) -> int:
+        return (1 if config.shared else dimensions.layers) * 2 * length**2 * config.hidden * dimensions.heads
 
     def initial(self, name: str, value: Tensor, generator: torch.Generator) -> None:
         if name in ("c", "factor"):

@@ -39,7 +39,7 @@ class Kerple(Encoding):
         differs="ranges are kept by softplus and sigmoid and not by clamping; encoders have the symmetric form",
     )
     scope = "layer"
-    properties = Properties(reversal=True, shift=True)
+    properties = Properties(monotone=True, factorises=False, reversal=True, shift=True)
     space = {"kernel": ["log", "power"]}
 
     @dataclass(frozen=True, kw_only=True)

@@ -30,7 +30,7 @@ class Learned(Encoding):
         arxiv="1810.04805",
         equations="none; section 3 and figure 2, input representation (also Gehring et al. 2017, arXiv 1705.03122)",
     )
-    properties = Properties(norm=False, single_key=False, beyond="refused")
+    properties = Properties(monotone=False, factorises=True, norm=False, single_key=False, beyond="refused")
 
     @dataclass(frozen=True, kw_only=True)
     class Config:

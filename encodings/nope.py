@@ -17,7 +17,7 @@ class Nope(Encoding):
         arxiv="2305.19466",
         equations="none; the method is the absence of one (also Haviv et al. 2022, arXiv 2203.16634)",
     )
-    properties = Properties(permutation=True, reversal=True, shift=True)
+    properties = Properties(monotone=False, factorises=True, permutation=True, reversal=True, shift=True)
 
 
 ENCODING = Nope

@@ -31,7 +31,7 @@ class Placebo(Encoding):
         equations="Lemma 3, the form of equivariant matrices",
         differs="the paper proves the form; as a control for position encodings it is posbench's own",
     )
-    properties = Properties(permutation=True, reversal=True, shift=True)
+    properties = Properties(monotone=False, factorises=False, permutation=True, reversal=True, shift=True)
     constant: Tensor
 
     def __init__(self, dimensions: Dimensions, config: Encoding.Config | None = None) -> None:

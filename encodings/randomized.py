@@ -41,7 +41,7 @@ class Randomized(Wrapper):
         equations="section 3, unnumbered",
         differs="evaluation takes the sample's expectation; every row has a sample of its own length",
     )
-    properties = Properties(cached=False, beyond="refused")
+    properties = Properties(monotone=False, factorises=True, cached=False, beyond="refused")
     space = {"range": (512, 8192)}
     passes: Tensor
 

@@ -24,7 +24,7 @@ class Rope(Rotary):
         equations="15, 16, 34",
         differs="fraction < 1 turns the first channels of a head only, with frequencies of that width (GPT-NeoX)",
     )
-    properties = Properties(shift=True)
+    properties = Properties(monotone=False, factorises=True, shift=True)
     space = {"base": (1e3, 1e6)}
 
 

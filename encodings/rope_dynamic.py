@@ -31,7 +31,7 @@ class RopeDynamic(ScaledRotary):
         equations="section 3.3, unnumbered, with the base of definition 1",
         differs="s of the released code as an option; the length is that of a row and not of the padded batch",
     )
-    properties = Properties(cached=False)
+    properties = Properties(monotone=False, factorises=True, cached=False)
     space = {"factor": (1.0, 8.0)}
 
     @dataclass(frozen=True, kw_only=True)

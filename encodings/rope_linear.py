@@ -23,7 +23,7 @@ class RopeLinear(ScaledRotary):
         arxiv="2306.15595",
         equations="4",
     )
-    properties = Properties(shift=True)
+    properties = Properties(monotone=False, factorises=True, shift=True)
     space = {"factor": (1.0, 16.0)}
 
     def frequencies(self, at: Positions, side: Side) -> Tensor:

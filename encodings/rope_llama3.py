@@ -29,7 +29,7 @@ class RopeLlama3(ScaledRotary):
         arxiv="2407.21783",
         equations="none; apply_scaling of the released code",
     )
-    properties = Properties(shift=True)
+    properties = Properties(monotone=False, factorises=True, shift=True)
     space = {"factor": (1.0, 32.0)}
 
     @dataclass(frozen=True, kw_only=True)

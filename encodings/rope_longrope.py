@@ -36,7 +36,7 @@ class RopeLongrope(ScaledRotary):
         equations="2, 3",
         differs="all tokens are interpolated alike; the factor on queries and keys is the released code's",
     )
-    properties = Properties(norm=False, cached=False)
+    properties = Properties(monotone=False, factorises=True, norm=False, cached=False)
     space = {"factor": (1.0, 32.0)}
 
     @dataclass(frozen=True, kw_only=True)

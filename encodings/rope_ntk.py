@@ -24,7 +24,7 @@ class RopeNtk(ScaledRotary):
         arxiv="2309.00071",
         equations="section 3.1, definition 1, which writes down what bloc97 published in 2023 without a paper",
     )
-    properties = Properties(shift=True)
+    properties = Properties(monotone=False, factorises=True, shift=True)
     space = {"factor": (1.0, 16.0)}
 
     def frequencies(self, at: Positions, side: Side) -> Tensor:

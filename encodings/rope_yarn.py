@@ -35,7 +35,7 @@ class RopeYarn(ScaledRotary):
         equations="definitions 2 and 3",
         differs="the ramp is linear in the index of the pair, as in the released code",
     )
-    properties = Properties(shift=True, norm=False)
+    properties = Properties(monotone=False, factorises=True, shift=True, norm=False)
     space = {"factor": (1.0, 32.0)}
 
     @dataclass(frozen=True, kw_only=True)

@@ -33,7 +33,7 @@ class Sandwich(Encoding):
         equations="section 5, and the listing of the appendix",
         differs="less its value at distance 0, a constant that the softmax cancels; encoders have the symmetric form",
     )
-    properties = Properties(reversal=True, shift=True)
+    properties = Properties(monotone=False, factorises=True, reversal=True, shift=True)
     space = {"width": [64, 128, 256]}
 
     @dataclass(frozen=True, kw_only=True)

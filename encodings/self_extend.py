@@ -34,7 +34,7 @@ class SelfExtend(Rotary):
         arxiv="2401.01325",
         equations="section 3, unnumbered, and the pseudocode of the appendix",
     )
-    properties = Properties()
+    properties = Properties(monotone=False, factorises=False)
     needs_causal = True
     space = {"group": [2, 4, 8, 16]}
 

@@ -33,7 +33,7 @@ class Shaw(Encoding):
         equations="3, 4, 5, and section 3.2 for the clipping",
     )
     scope = "layer"
-    properties = Properties(shift=True, single_key=False)
+    properties = Properties(monotone=False, factorises=False, shift=True, single_key=False)
     space = {"clip": (2, 64)}
 
     @dataclass(frozen=True, kw_only=True)
@@ -52,6 +52,10 @@ class Shaw(Encoding):
     @classmethod
     def parameter_count(cls, dimensions: Dimensions, config: Any) -> int:
         return dimensions.layers * (1 + config.values) * (2 * config.clip + 1) * dimensions.head_width
+
+    @classmethod
+    def flop_count(cls, dimensions: Dimensions, config: Any, length: int) -> int:
+        return dimensions.layers * (1 + config.values) * 2 * length * dimensions.width * (2 * config.clip + 1)
 
     def scores(self, q: Tensor, k: Tensor, at: Positions) -> Tensor:
         products = q @ self.key_table.to(q.dtype).T

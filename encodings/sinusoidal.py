@@ -31,7 +31,7 @@ class Sinusoidal(Encoding):
         equations="section 3.5, unnumbered",
         differs="table and token embeddings are both smaller by the same factor, the embeddings' standard deviation",
     )
-    properties = Properties(norm=False, single_key=False)
+    properties = Properties(monotone=False, factorises=True, norm=False, single_key=False)
     space = {"base": (1e3, 1e6)}
 
     @dataclass(frozen=True, kw_only=True)

@@ -34,7 +34,7 @@ class T5(Encoding):
         equations="none; section 2.1, and the bucket function of the released code",
         differs="logits keep the scale 1/sqrt(d) of the template",
     )
-    properties = Properties(shift=True)
+    properties = Properties(monotone=False, factorises=False, shift=True)
     space = {"buckets": [16, 32, 64], "max_distance": (64, 512)}
 
     @dataclass(frozen=True, kw_only=True)

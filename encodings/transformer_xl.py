@@ -39,7 +39,7 @@ class TransformerXL(Encoding):
         equations="section 3.3, A^rel, and appendix B",
     )
     scope = "layer"
-    properties = Properties(shift=True)
+    properties = Properties(monotone=False, factorises=True, shift=True)
 
     @dataclass(frozen=True, kw_only=True)
     class Config:
@@ -61,6 +61,11 @@ class TransformerXL(Encoding):
         inner = dimensions.heads * dimensions.head_width
         biased = dimensions.layers if config.untied else 1
         return dimensions.layers * inner * dimensions.width + biased * 2 * inner
+
+    @classmethod
+    def flop_count(cls, dimensions: Dimensions, config: Any, length: int) -> int:
+        offsets = 2 * length - 1
+        return dimensions.layers * 2 * dimensions.width * (dimensions.width * offsets + length * offsets + length)
 
     def scores(self, q: Tensor, k: Tensor, at: Positions) -> Tensor:
         table, place = at.once((TransformerXL, "table"), lambda: self._table(at))

@@ -19,7 +19,7 @@ decoder all of them are for keys behind.
 Parameters: max_length D + 2 D^2, + 2 H with the reset in an encoder, + 32 H in variant R.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -42,7 +42,7 @@ class Tupe(Encoding):
         equations="section 3.1 for both variants, section 3.2 for the reset",
         differs="both terms have the template's scale 1/sqrt(d) in place of 1/sqrt(2d)",
     )
-    properties = Properties(beyond="refused")
+    properties = Properties(monotone=False, factorises=True, beyond="refused")
     space = {"variant": ["A", "R"]}
 
     @dataclass(frozen=True, kw_only=True)
@@ -54,6 +54,8 @@ class Tupe(Encoding):
 
     def __init__(self, dimensions: Dimensions, config: Config | None = None) -> None:
         super().__init__(dimensions, config)
+        if self.config.variant == "R":
+            self.properties = replace(self.properties, factorises=False)
         width, heads, d = dimensions.width, dimensions.heads, dimensions.head_width
         self.table = nn.Parameter(torch.empty(self.max_length, width))
         self.query_projection = nn.Parameter(torch.empty(heads, width, d))
@@ -78,6 +80,10 @@ class Tupe(Encoding):
         numbers = 2 * cls._resets(dimensions, config) + BUCKETS * (config.variant == "R")
         inner = dimensions.heads * dimensions.head_width
         return (cls._rows(dimensions, config) + 2 * inner) * dimensions.width + numbers * dimensions.heads
+
+    @classmethod
+    def flop_count(cls, dimensions: Dimensions, config: Any, length: int) -> int:
+        return 2 * length * dimensions.width * (2 * dimensions.width + length)
 
     def initial(self, name: str, value: Tensor, generator: torch.Generator) -> None:
         std = {"table": 1.0, "cls": 0.0}.get(name, 0.02)

@@ -39,7 +39,7 @@ class Xpos(Rotary):
         equations="section 3.2 and algorithm 1; scale_base and the centre from the released code",
         differs="the centre is the same for every length, so that cached keys stay right",
     )
-    properties = Properties(shift=True, norm=False)
+    properties = Properties(monotone=False, factorises=True, shift=True, norm=False)
     needs_causal = True
     sided = True
     space = {"scale_base": (128.0, 2048.0)}

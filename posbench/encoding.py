@@ -72,7 +72,8 @@ class Paper:
 class Properties:
     """What an encoding claims of one attention layer; `posbench check` measures every claim, in both directions.
 
-    A claim that is True must hold within rounding; one that is False must visibly fail.
+    A claim that is True must hold within rounding; one that is False must visibly fail; one that is None is measured
+    and shown, and not judged.
 
     Attributes:
         permutation: outputs move with the tokens when a bidirectional layer's input is permuted (P1).
@@ -83,15 +84,20 @@ class Properties:
         cached: what was computed for a short sequence stays right when it grows, so that turned keys can be kept:
             false where tables or position ids depend on the current length (P6b, P9).
         beyond: what happens beyond the trained length: 'defined' values, or 'refused' by a typed error (P15).
+        monotone: between equal tokens the logit falls with every step of distance, in every head (P14).
+        factorises: logits are products of finitely many features of query and key, each with its position, however
+            long the sequence is, as linear attention needs (P19).
     """
 
-    permutation: bool = False
-    reversal: bool = False
-    shift: bool = False
-    norm: bool = True
-    single_key: bool = True
-    cached: bool = True
+    permutation: bool | None = False
+    reversal: bool | None = False
+    shift: bool | None = False
+    norm: bool | None = True
+    single_key: bool | None = True
+    cached: bool | None = True
     beyond: Literal["defined", "refused"] = "defined"
+    monotone: bool | None = None
+    factorises: bool | None = None
 
 
 class Encoding(nn.Module):
@@ -144,6 +150,13 @@ class Encoding(nn.Module):
     @property
     def max_length(self) -> int | None:
         """Positions end here; None where they do not end."""
+        return None
+
+    @classmethod
+    def flop_count(cls, dimensions: Dimensions, config: Any, length: int) -> int | None:
+        """Floating-point operations of the matrix products that one forward pass of the model over one sequence of so
+        many tokens takes beyond those of the bare template, two for each multiplication; None where that is not stated.
+        """
         return None
 
     @classmethod

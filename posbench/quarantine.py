@@ -66,7 +66,7 @@ def check_apart(name: str, options: Mapping[str, Scalar] | None = None, *, secon
         return [Verdict(**verdict) for verdict in content]
     reason = (f"did not come to an end within {seconds:g} s" if kind == "hangs"
               else f"the process of the checks ended with {content} before they were through")
-    return [Verdict("P0", "the checks can be made", "decoder", True, math.nan, 0.0, False, reason)]
+    return [Verdict("P0", "the checks can be made", "decoder", "softmax", True, math.nan, 0.0, False, reason)]
 
 
 def _answer(connection: Connection, name: str, options: dict[str, Any]) -> None:

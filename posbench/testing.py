@@ -9,18 +9,19 @@ for what models rely on). What the encoding declares decides whether that error 
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from posbench import guarantees, properties
+from posbench import guarantees, properties, structure, upkeep
 from posbench.config import Scalar
 from posbench.contract import VISIBLE, Check, Verdict
 from posbench.encoding import Encoding
 from posbench.errors import UserError
 from posbench.options import build_options, encoding_class
-from posbench.probe import Shape, Subject, isolated
+from posbench.probe import KINDS, SHAPES, Kind, Shape, Subject, isolated
 from posbench.registry import ENCODINGS
 
 if TYPE_CHECKING:
@@ -35,13 +36,14 @@ def _order(check: Check) -> tuple[int, str]:
 
 
 CHECKS: tuple[Check, ...] = tuple(sorted(
-    (value for module in (guarantees, properties) for value in vars(module).values() if isinstance(value, Check)),
+    (value for module in (guarantees, properties, structure, upkeep)
+     for value in vars(module).values() if isinstance(value, Check)),
     key=_order,
 ))
 
 
 def check_encoding(encoding: str | type[Encoding], options: Mapping[str, Scalar] | None = None) -> list[Verdict]:
-    """Every check that applies, in an encoder and in a decoder.
+    """Every check that applies, in encoders, decoders and both together, with softmax and with linear attention.
 
     Args:
         encoding: a name, the path of a file that ends with '.py', or the class itself.
@@ -58,20 +60,38 @@ def check_encoding(encoding: str | type[Encoding], options: Mapping[str, Scalar]
     name = encoding if isinstance(encoding, str) else cls.spelled()
     config = build_options(name, cls, options)
     built: Encoding | type[Encoding] = cls
-    shapes: list[Shape] = []
-    for shape in ("decoder", "encoder"):
-        if shape == "encoder" and built.needs_causal:
-            continue
-        shapes.insert(0, shape)
-        try:
-            with isolated():
-                built = Subject(cls, config, shape).bare()
-        except UserError:
-            raise  # options that do not fit together: told once, and not by every check
-        except Exception:
-            continue  # the plugin's fault, which the verdicts tell
-    return [check.judge(cls, config, shape)
-            for shape in shapes for check in CHECKS if shape in check.shapes and check.applies(built)]
+    with contextlib.suppress(Exception), isolated():
+        built = Subject(cls, config, "decoder").bare()
+    places = [(shape, kind) for shape in SHAPES for kind in KINDS if _lives(cls, config, built, shape, kind)]
+    return [check.judge(cls, config, shape, kind) for shape, kind in places for check in CHECKS
+            if shape in check.shapes and kind in check.kinds and check.applies(built)]
+
+
+def _lives(cls: type[Encoding], config: Any, built: Encoding | type[Encoding], shape: Shape, kind: Kind) -> bool:
+    """Whether such a model takes the encoding.
+
+    Raises:
+        UserError: options that do not fit together: told once, and not by every check.
+    """
+    if built.needs_causal and shape != "decoder":
+        return False
+    try:
+        with isolated():
+            subject = Subject(cls, config, shape, kind)
+    except UserError:
+        raise
+    except Exception:
+        return kind == "softmax"  # the plugin's fault, which the verdicts tell
+    try:
+        with isolated():
+            subject.model()
+    except UserError:
+        if kind == "softmax":
+            raise
+        return False  # refused with the reason, as it is when a trial is configured
+    except Exception:
+        return kind == "softmax"
+    return True
 
 
 @dataclass(frozen=True)
@@ -80,8 +100,9 @@ class TruthTable:
 
     Attributes:
         columns: names of the checks.
-        rows: for each encoding its name and a cell for each check. '✓' holds and '✗' does not, as declared; '-' has no
-            meaning there; where they disagree, the cell is 'declared→measured', '?' being a check that broke down.
+        rows: for each encoding its name and a cell for each check. '✓' holds and '✗' does not, as declared; '(✓)' and
+            '(✗)' were measured where nothing is declared; '-' has no meaning there; where they disagree, the cell is
+            'declared→measured', '?' being a check that broke down.
         titles: what each check is about.
         faults: one line for each failed verdict.
     """
@@ -122,19 +143,27 @@ class TruthTable:
 def truth_table(results: Mapping[str, Sequence[Verdict]]) -> TruthTable:
     """Verdicts by encoding as a table: rows are encodings, columns checks, each cell over encoder and decoder."""
     made = {verdict.check for verdicts in results.values() for verdict in verdicts}
-    checks = [check for check in CHECKS if check.name in made]
+    # A property may be measured in several ways, one for each kind of attention; it has one column.
+    checks = list({check.name: check for check in reversed(CHECKS) if check.name in made}.values())[::-1]
     rows, faults = [], []
     for name, verdicts in results.items():
         rows.append((name, *(_cell([v for v in verdicts if v.check == check.name]) for check in checks)))
-        faults += [f"{name}, {v.shape}, {v.check} {v.title}: {v.reason}" for v in verdicts if not v.passed]
+        faults += [f"{name}, {place(v)}, {v.check} {v.title}: {v.reason}" for v in verdicts if not v.passed]
     names, titles = (tuple(getattr(check, field) for check in checks) for field in ("name", "title"))
     return TruthTable(names, tuple(rows), titles, tuple(faults))
+
+
+def place(verdict: Verdict) -> str:
+    """The model in which a check was made, as faults name it."""
+    return verdict.shape if verdict.attention == "softmax" else f"linear {verdict.shape}"
 
 
 def _cell(verdicts: list[Verdict]) -> str:
     if not verdicts:
         return "-"
     worst = next((verdict for verdict in verdicts if not verdict.passed), verdicts[0])
+    if worst.declared is None and worst.passed:
+        return "(✓)" if all(verdict.measured <= verdict.tolerance for verdict in verdicts) else "(✗)"
     declared = "✓" if worst.declared else "✗"
     if worst.passed:
         return declared

@@ -12,10 +12,11 @@ import torch
 from posbench.contract import VISIBLE
 from posbench.encoding import Dimensions, Encoding, Properties
 from posbench.errors import UserError
+from posbench.options import build_options
 from posbench.positions import Positions
-from posbench.probe import Layer, relative
+from posbench.probe import Layer, Subject, relative
 from posbench.registry import ENCODINGS
-from posbench.testing import CHECKS, Verdict, check_encoding, truth_table
+from posbench.testing import CHECKS, Verdict, check_encoding, place, truth_table
 
 NAMES = sorted(ENCODINGS.found())
 
@@ -38,6 +39,16 @@ TRUTH = {
     "fire": (False, False, False, True, True, "defined"),
     "cope": (False, False, True, True, True, "defined"),
 }
+# Where linear attention can express an encoding: nothing that needs a number for each pair of tokens; and a decay,
+# which counts steps back, in decoders alone.
+TURNS = {"rope", "rope_dynamic", "rope_linear", "rope_llama3", "rope_longrope", "rope_ntk", "rope_yarn", "randomized"}
+LINEAR = {(name, shape) for name in {"nope", "sinusoidal", "learned", *TURNS}
+          for shape in ("encoder", "decoder", "encoder-decoder")} | {("alibi", "decoder"), ("xpos", "decoder")}
+# P14, and P19 in an encoder and in a decoder; None where nothing is claimed.
+FALLS = {"alibi", "kerple"}
+FACTORISES = {name: (True, True) for name in {*TURNS, "nope", "sinusoidal", "learned", "transformer_xl", "tupe",
+                                              "sandwich"}}
+FACTORISES |= {"alibi": (False, True), "cope": (None, False), "xpos": (None, True)}
 VARIANTS = [
     ("shaw", {"values": False}), ("shaw", {"clip": 1}), ("rope", {"layout": "half"}), ("rope", {"fraction": 0.25}),
     ("t5", {"buckets": 8, "max_distance": 20}), ("learned", {"max_length": 8}), ("learned", {"max_length": 300}),
@@ -54,16 +65,16 @@ def verdicts(name: str, options: tuple = ()) -> tuple[Verdict, ...]:
     return tuple(check_encoding(name, dict(options)))
 
 
-@pytest.mark.parametrize("shape", ["encoder", "decoder"])
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.name)
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: f"{check.name} {check.title}")
 @pytest.mark.parametrize("name", NAMES)
-def test_contract(name, check, shape):
-    cls = ENCODINGS.load(name).value
-    made = [verdict for verdict in verdicts(name) if (verdict.check, verdict.shape) == (check.name, shape)]
-    owed = shape in check.shapes and check.applies(cls) and not (cls.needs_causal and shape == "encoder")
-    assert len(made) == owed
-    for verdict in made:
-        assert verdict.passed, verdict.reason
+def test_contract(name, check):
+    made = [verdict for verdict in verdicts(name) if (verdict.check, verdict.title) == (check.name, check.title)]
+    assert not [(place(verdict), verdict.reason) for verdict in made if not verdict.passed]
+    instance = Subject(ENCODINGS.load(name).value, build_options(name, ENCODINGS.load(name).value), "decoder").bare()
+    owed = {(shape, kind) for shape in check.shapes for kind in check.kinds
+            if check.applies(instance) and not (instance.needs_causal and shape != "decoder")
+            and (kind == "softmax" or (name, shape) in LINEAR)}
+    assert {(verdict.shape, verdict.attention) for verdict in made} == owed and len(made) == len(owed)
 
 
 @pytest.mark.parametrize("name, options", VARIANTS, ids=str)
@@ -74,8 +85,20 @@ def test_contract_holds_with_other_options(name, options):
 @pytest.mark.parametrize("name", TRUTH)
 def test_declarations_are_the_truth_table(name):
     permutation, reversal, shift, norm, single_key, beyond = TRUTH[name]
-    assert ENCODINGS.load(name).value.properties == Properties(
-        permutation=permutation, reversal=reversal, shift=shift, norm=norm, single_key=single_key, beyond=beyond)
+    properties = ENCODINGS.load(name).value.properties
+    assert properties == Properties(
+        permutation=permutation, reversal=reversal, shift=shift, norm=norm, single_key=single_key, beyond=beyond,
+        monotone=properties.monotone, factorises=properties.factorises)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_claims_of_decay_and_rank_are_those_of_theory(name):
+    made = {(v.check, v.shape): v for v in verdicts(name) if v.attention == "softmax"}
+    assert made["P14", "decoder"].declared == (name in FALLS)
+    for shape, claim in zip(("encoder", "decoder"), FACTORISES.get(name, (False, False)), strict=True):
+        if ("P19", shape) in made:
+            assert made["P19", shape].declared is claim
+            assert claim is None or made["P19", shape].measured == 0 or made["P19", shape].measured > 0.5
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -99,8 +122,7 @@ def test_every_encoding_is_cited_documented_and_short(name):
 def test_every_encoding_of_the_registry_is_checked_and_no_check_is_left_out():
     assert set(TRUTH) <= set(NAMES)
     assert {v.check for name in NAMES for v in verdicts(name)} == {check.name for check in CHECKS}
-    assert {"P1", "P2", "P3", "P4", "P5", "P6", "P6b", "P7", "P8", "P9", "P10", "P11", "P13", "P15", "P16", "P17",
-            "P20"} <= {check.name for check in CHECKS}
+    assert {f"P{number}" for number in range(1, 24)} <= {check.name for check in CHECKS}
 
 
 def test_the_callers_random_state_and_switches_stay():
@@ -143,7 +165,8 @@ def test_unknown_and_foreign_things_are_refused():
 
 def test_truth_table_shows_declarations_and_marks_disagreement():
     def verdict(check: str, declared: bool, measured: float, passed: bool) -> Verdict:
-        return Verdict(check, "a title", "encoder", declared, measured, 1e-6, passed, "" if passed else "a reason")
+        reason = "" if passed else "a reason"
+        return Verdict(check, "a title", "encoder", "softmax", declared, measured, 1e-6, passed, reason)
 
     nan = float("nan")
     table = truth_table({
@@ -165,4 +188,4 @@ def test_truth_table_of_all_encodings_fits_a_terminal():
     lines = console.export_text().splitlines()
     for name in NAMES:
         line = next(line for line in lines if line.strip().startswith(name + " "))
-        assert len(line.split()) == 1 + len(CHECKS)
+        assert len(line.split()) == 1 + len({check.name for check in CHECKS})

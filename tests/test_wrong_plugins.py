@@ -316,6 +316,49 @@ class BatchMates(Absolute):
         return super().embed(x, at) - x.mean(0, keepdim=True)
 
 
+class HalfPositions(Absolute):
+    def embed(self, x, at):
+        return x + at.q[..., None].to(x.dtype)
+
+
+class ClaimsToFall(Sound):
+    properties = Properties(reversal=True, shift=True, monotone=True)
+
+    def offset_bias(self, distance):
+        return (distance.float() / 3).cos().expand(self.dimensions.heads, -1)
+
+
+class ClaimsToFactorise(Sound):
+    properties = Properties(reversal=True, shift=True, factorises=True)
+
+
+class Cubic(Encoding):
+    """Work that grows with the third power of the length."""
+
+    paper = Sound.paper
+    properties = Properties(permutation=True, reversal=True, shift=True, cached=False)
+
+    def scores(self, q, k, at):
+        products = q @ k.transpose(-1, -2)
+        square = products if products.shape[-1] == products.shape[-2] else products @ products.transpose(-1, -2)
+        for _ in range(8):
+            square = 0.01 * square @ square
+        return 0 * (square @ products)
+
+
+class MisstatesWork(Sound):
+    @classmethod
+    def flop_count(cls, dimensions, config, length):
+        return 12345
+
+
+class LeaksInTraining(Sound):
+    """In evaluation, where all other checks look, it is sound."""
+
+    def embed(self, x, at):
+        return torch.cat([x[:, 1:], x[:, :1]], dim=1) if self.training else x
+
+
 class Uncited(Encoding):
     """No paper."""
 
@@ -351,7 +394,7 @@ FAULTS = {  # class: a check that must fail, and a word of its reason
     DrawsInTraining: ("P24", "training draws"), ChangesTheDefault: ("P10", "global switch"),
     Reshaped: ("P6", "returned"), RotatesToAnotherWidth: ("P5", "rotate returned"), WrongType: ("P5", "float16"),
     NotANumber: ("P15", "not finite"), NotANumberFarOut: ("P15", "not finite"),
-    Miscounted: ("P17", "says 7, the model has 0"),
+    Miscounted: ("P17", "says 14, the model has 0"),
     ClaimsToShift: ("P4", "properties.shift"), HidesThatItShifts: ("P3", "says that it does not hold"),
     ClaimsToBeBlind: ("P2", "properties.reversal"), ClaimsToKeepLengths: ("P5", "properties.norm"),
     ClaimsToIgnoreOrder: ("P1", "properties.permutation"), ClaimsToLeaveOneKey: ("P20", "properties.single_key"),
@@ -359,6 +402,9 @@ FAULTS = {  # class: a check that must fail, and a word of its reason
     Dead: ("P16", "no gradient reaches encodings.0.table"),
     Detached: ("P16", "no gradient reaches encodings.0.slope"), WrongGradient: ("P16", "Jacobian"),
     FastFormDiffers: ("P21", "every encoding"), BatchMates: ("P8", "a row alone differs"),
+    HalfPositions: ("P12", "every encoding"), ClaimsToFall: ("P14", "properties.monotone"),
+    ClaimsToFactorise: ("P19", "properties.factorises"), Cubic: ("P18", "to the power"),
+    MisstatesWork: ("P18", "every encoding"), LeaksInTraining: ("P23", "every encoding"),
     Uncited: ("P0", "cites nothing"), Misfiled: ("P0", "is no id"),
     Crashes: ("P6", "RuntimeError: out of ideas"), BornDead: ("P17", "TypeError: no such thing"),
 }

@@ -1,0 +1,217 @@
+"""Upkeep: what every encoding owes as a module: what it declares, keeps, draws, counts and leaves alone."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import inspect
+import re
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from posbench.contract import check
+from posbench.encoding import Encoding, Paper, overrides
+from posbench.positions import Positions
+from posbench.probe import (
+    KINDS,
+    SEED,
+    SHAPES,
+    ContractError,
+    Layer,
+    Subject,
+    global_state,
+    largest,
+    numbers,
+    stirred_state,
+)
+from posbench.seeds import generator
+
+ARXIV = r"\d{4}\.\d{4,5}"
+
+
+@check("P0", "declaration: paper, options, documentation", tolerance=0)
+def declaration(subject: Subject) -> float:
+    """The class says what it follows, and its Config is frozen, with a meaning for each option."""
+    cls = subject.encoding_class
+    paper = getattr(cls, "paper", None)
+    if not (isinstance(paper, Paper) and paper.title and paper.equations):
+        raise ContractError("cites nothing: set paper = Paper(title=..., equations=..., arxiv='YYMM.NNNNN')")
+    if paper.arxiv and not re.fullmatch(ARXIV, paper.arxiv):
+        raise ContractError(f"arxiv = {paper.arxiv!r} is no id such as '2104.09864': leave it out if unpublished")
+    if not (dataclasses.is_dataclass(cls.Config) and cls.Config.__dataclass_params__.frozen):  # type: ignore[attr-defined]
+        raise ContractError("Config is no frozen dataclass: decorate it with @dataclass(frozen=True, kw_only=True)")
+    for field in dataclasses.fields(cls.Config):
+        if not field.metadata.get("meaning"):
+            raise ContractError(f"option '{field.name}' has no meaning: make it option(DEFAULT, 'meaning with unit')")
+    if not inspect.getdoc(cls) or inspect.getdoc(cls) == inspect.getdoc(Encoding):
+        raise ContractError("the class has no docstring")
+    return 0.0
+
+
+@check("P10", "no randomness and no side effects", shapes=SHAPES, kinds=KINDS, tolerance=0)
+def determinism(subject: Subject) -> float:
+    """Two evaluations are alike; inputs, random streams and global switches stay as they were."""
+    encoding, at = subject.encoding(torch.float32), subject.at(subject.length)
+    model, tokens = subject.model(torch.float32), subject.tokens()
+    before = stirred_state()
+    first, again = answers(encoding, at), answers(encoding, at)
+    outputs = subject.read(model, tokens), subject.read(model, tokens)
+    if global_state() != before:
+        raise ContractError("evaluation draws from a global random stream, or changes a global switch")
+    return max(largest(*outputs), difference(first, again))
+
+
+@check("P13", "no state between calls, casts and reloads", tolerance=0)
+def statelessness(subject: Subject) -> float:
+    """A short input after a long one, a cast to bfloat16 and back, and loading into an empty copy change no answer.
+
+    The empty copy is built on the meta device, as large models are: buffers outside the state dict would be garbage.
+    """
+    encoding = subject.encoding(torch.float32)
+    short, long = subject.at(subject.length), subject.at(4 * subject.length if subject.limit is None else subject.limit)
+    first = answers(encoding, short)
+    answers(encoding, long)
+    if difference(first, answers(encoding, short)):
+        raise ContractError("a long input changes the answer to a later short one")
+    cast = copy.deepcopy(encoding).to(torch.bfloat16).to(torch.float32)
+    with torch.no_grad():
+        for rounded, exact in zip(cast.parameters(), encoding.parameters(), strict=True):
+            rounded.copy_(exact)
+    if difference(first, answers(cast, short)):
+        raise ContractError("a cast of the model to bfloat16 damages a fixed table: form it in float32 when it is used")
+    with torch.device("meta"):
+        empty = subject.bare()
+    empty = empty.to_empty(device="cpu").eval()
+    with torch.no_grad():
+        for tensor in (*empty.parameters(), *empty.buffers()):
+            tensor.fill_(float("nan") if tensor.is_floating_point() else 0)
+    empty.load_state_dict(encoding.state_dict())
+    if difference(first, answers(empty, short)):
+        raise ContractError("loading weights loses a table: make it a persistent buffer, or form it when it is used")
+    return 0.0
+
+
+@check("P16", "gradients are finite, complete and right", shapes=SHAPES, kinds=KINDS, tolerance=0)
+def gradients(subject: Subject) -> float:
+    """With 1, 2, T and 4T tokens gradients are finite; all parameters get one; finite differences agree in float64."""
+    model = subject.model(torch.float32)
+    for n in (1, 2, subject.length, 4 * subject.length):
+        if subject.fits(n):
+            y = subject.read(model, subject.tokens(length=n))
+            (y * numbers(*y.shape, name="cotangent", dtype=torch.float32)).sum().backward()
+            bad = [name for name, p in model.named_parameters() if p.grad is not None and not p.grad.isfinite().all()]
+            if bad:
+                raise ContractError(f"the gradient of {bad[0]} is not finite with {n} tokens")
+    dead = [name for name, p in model.named_parameters() if p.requires_grad and (p.grad is None or not p.grad.any())]
+    if dead:
+        raise ContractError(f"no gradient reaches {dead[0]}: a parameter without use")
+    plain = subject.shape != "encoder-decoder" and subject.attention == "softmax"
+    return differences(subject) if plain else 0.0
+
+
+def differences(subject: Subject) -> float:
+    """Gradients of the layer's output to its input and to the encoding's parameters, against finite differences."""
+    layer = Layer(subject.encoding(dimensions=subject.narrow()))
+    names, values = zip(*layer.named_parameters(), strict=True) if any(True for _ in layer.parameters()) else ((), ())
+    at = subject.at(5)
+    # A hook that answers in float32, which the interface allows, limits finite differences to coarse steps.
+    told = answers(layer.encoding, at, torch.float64).values()
+    coarse = any(answer.requires_grad and answer.dtype != torch.float64 for answer in told)
+    eps, atol, rtol = (1e-2, 1e-2, 1e-2) if coarse else (1e-6, 1e-6, 1e-4)
+
+    def f(x: Tensor, *parameters: Tensor) -> Tensor:
+        return torch.func.functional_call(layer, dict(zip(names, parameters, strict=True)), (x, replace(at)))
+
+    x = numbers(1, 5, layer.dimensions.width, name="differences").requires_grad_()
+    leaves = [value.detach().clone().requires_grad_() for value in values]
+    torch.autograd.gradcheck(f, (x, *leaves), fast_mode=True, eps=eps, atol=atol, rtol=rtol)
+    return 0.0
+
+
+@check("P17", "number of parameters as the formula says", shapes=SHAPES, tolerance=0)
+def parameters(subject: Subject) -> float:
+    """The difference between parameter_count and the parameters that are there."""
+    stacks = [subject.dimensions]
+    if subject.shape == "encoder-decoder":
+        stacks.append(replace(subject.dimensions, causal=False))
+    config = subject.bare().config
+    said = sum(subject.encoding_class.parameter_count(dimensions, config) for dimensions in stacks)
+    there = sum(p.numel() for p in subject.model().encodings.parameters())
+    if said != there:
+        raise ContractError(f"parameter_count says {said}, the model has {there}")
+    return 0.0
+
+
+@check("P24", "nothing else in the model changes", shapes=SHAPES, kinds=KINDS, tolerance=0)
+def exclusiveness(subject: Subject) -> float:
+    """All other weights have the names and first values, and dropout the masks, of a model without encoding."""
+    before = stirred_state()
+    encoding = subject.bare()
+    if global_state() != before:
+        raise ContractError("the constructor draws from a global random stream or changes a global switch: create "
+                            "tensors with torch.empty, modules with torch.nn.utils.skip_init, and fill in `initial`")
+    for name, tensor in encoding.state_dict().items():
+        encoding.initial(name, torch.empty(tensor.shape), generator(SEED, name))
+    if global_state() != before:
+        raise ContractError("`initial` draws from a global random stream: pass it the generator that it is given")
+    # Linear attention has no weights of its own that could be dropped.
+    dropout = {"dropout": 0.25, **({"attention_dropout": 0.25} if subject.attention == "softmax" else {})}
+    ours, plain = (subject.model(torch.float32, cls, **dropout) for cls in (None, Encoding))
+    weights, expected = shared(ours), shared(plain)
+    if weights.keys() != expected.keys():
+        raise ContractError(f"the model has other parts: {sorted(weights.keys() ^ expected.keys())}")
+    states = []
+    for model in (ours, plain):
+        torch.manual_seed(SEED)
+        subject.read(model.train(), subject.tokens())
+        states.append(torch.get_rng_state())
+    if not torch.equal(*states):
+        raise ContractError("training draws other random numbers than without encoding: dropout is no longer paired")
+    return max(largest(weights[name], expected[name]) for name in weights)
+
+
+def shared(model: nn.Module) -> dict[str, Tensor]:
+    """What belongs to no encoding."""
+    return {name: tensor for name, tensor in model.state_dict().items() if not name.startswith("encodings.")}
+
+
+def answers(encoding: Encoding, at: Positions, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+    """What each hook that the class defines answers to fixed inputs; no hook may change its inputs."""
+    at = replace(at)
+    heads, d, width = encoding.dimensions.heads, encoding.dimensions.head_width, encoding.dimensions.width
+    x = numbers(1, at.queries, width, name="x", dtype=dtype)
+    q, k = (numbers(1, heads, n, d, name=name, dtype=dtype) for name, n in (("q", at.queries), ("k", at.length)))
+    weights = numbers(1, heads, at.queries, at.length, name="weights", dtype=dtype).softmax(-1)
+    distance = torch.arange(-at.length, at.length)
+    inputs = (x, q, k, weights, distance, at.q, at.k)
+    copies = [tensor.clone() for tensor in inputs]
+    calls = {
+        "positions": lambda: encoding.positions(at).q,
+        "embed": lambda: encoding.embed(x, at),
+        "rotate": lambda: torch.stack([encoding.rotate(q if side == "query" else k, at, side)
+                                       for side in ("query", "key", "value", "output")]),
+        "scores": lambda: encoding.scores(q, k, at),
+        "bias": lambda: encoding.bias(at),
+        "offset_bias": lambda: encoding.offset_bias(distance),
+        "values": lambda: encoding.values(weights, at),
+        "decay": lambda: encoding.decay(),
+    }
+    told = {}
+    for hook, call in calls.items():
+        if overrides(encoding, hook):
+            told[hook] = call()
+            if any(not torch.equal(tensor, kept) for tensor, kept in zip(inputs, copies, strict=True)):
+                raise ContractError(f"{hook} changes its input in place")
+    return told
+
+
+def difference(first: dict[str, Tensor], second: dict[str, Tensor]) -> float:
+    """The largest difference between two sets of answers; infinite where shapes, or numbers and NaN, disagree."""
+    errors = [0.0]
+    for hook, a in first.items():
+        b = second[hook]
+        alike = a.shape == b.shape and torch.equal(a.isfinite(), b.isfinite())
+        errors.append(largest(a.nan_to_num(), b.nan_to_num()) if alike else float("inf"))
+    return max(errors)
