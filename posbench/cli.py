@@ -20,10 +20,10 @@ from posbench.arguments import (
     seed_numbers,
     tracker_named,
     trials_at_once,
-    whole_numbers,
 )
-from posbench.console import Progress, Steps, described, say, short, terminal_width
+from posbench.console import Progress, described, say, short, terminal_width
 from posbench.errors import StorageError, UserError, one_line
+from posbench.examination import bench, check
 from posbench.inspection import analyse
 
 app = typer.Typer(
@@ -35,7 +35,8 @@ app = typer.Typer(
 )
 
 
-app.command()(analyse)
+for command in (check, bench, analyse):
+    app.command()(command)
 
 
 @app.callback(invoke_without_command=True)
@@ -140,66 +141,6 @@ def report(folder: Annotated[Path, typer.Argument(help="Folder of a study, such 
     plan = studies.plan(wanted, skip_missing=True)
     _report(plan, studies.stored(plan.trials, Store(home() / "trials")), folder.resolve())
     say(f"tables and figures: {short(folder.resolve())}")
-
-
-@app.command()
-def check(
-    encodings: Annotated[list[str] | None, typer.Argument(help="Names or files, with options; all by default.")] = None,
-    markdown: Annotated[bool, typer.Option(help="Print the table as Markdown.")] = False,
-) -> None:
-    """Prove what an encoding is: every claim that it makes is measured, in both directions."""
-    from posbench.config import EncodingChoice
-    from posbench.quarantine import verdicts
-    from posbench.registry import ENCODINGS
-    from posbench.testing import truth_table
-
-    choices = [EncodingChoice.parse(text) for text in encodings or list(ENCODINGS.found())]
-    found = {}
-    with Steps("checking", len(choices)) as step:
-        for choice in choices:
-            step(choice.label)
-            found[choice.label] = verdicts(choice)
-    table = truth_table(found)
-    if markdown:
-        say(table.markdown())
-    else:
-        say(table.rich(), width=140)
-        say(f"✓ holds and ✗ does not, each as claimed; - has no meaning there. {table.legend}")
-        for fault in table.faults:
-            say(f"failed: {fault}")
-    if any(not verdict.passed for verdicts in found.values() for verdict in verdicts):
-        raise typer.Exit(1)
-
-
-@app.command()
-def bench(
-    encodings: Annotated[list[str] | None, typer.Argument(help="Names or files, with options; all by default.")] = None,
-    lengths: Annotated[str, typer.Option(help="Tokens of a row, such as 128,512,2048.")] = "128,512,2048",
-    tokens: Annotated[int, typer.Option(help="Tokens of a step; rows are as many as fit.", min=1)] = 2048,
-    rounds: Annotated[int, typer.Option(help="Measured steps of each encoding at each length.", min=1)] = 15,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", help="A setting, such as model.shape=decoder; repeatable.")
-    ] = None,
-    out: Annotated[str, typer.Option(help="Folder of the tables; out/bench by default.")] = "",
-) -> None:
-    """Measure what encodings cost: step time beside nope's, tokens per second and peak memory by length."""
-    from posbench import bench as benches
-    from posbench.config import EncodingChoice, override
-    from posbench.registry import ENCODINGS
-
-    chosen = [EncodingChoice.parse(text) for text in encodings or list(ENCODINGS.found())]
-    setting = override(benches.STANDARD, {"lengths": whole_numbers(lengths, "--lengths"), "tokens": tokens,
-                                          "rounds": rounds, **dict(assignment(text) for text in set_ or [])})
-    known = benches.loaded(chosen)
-    folder = path_of(out, "--out") if out else home() / "bench"
-    with Steps("measuring", len(setting.lengths)) as step:
-        table = benches.measure(known, setting, step)
-    shown = benches.document(table, setting)
-    files = benches.write(table, shown, folder)
-    say(shown.text(width=terminal_width()))
-    say("tables: " + ", ".join(short(file) for file in files))
-    if table["step_seconds"].isna().any():
-        raise typer.Exit(1)
 
 
 @app.command("list")

@@ -107,7 +107,8 @@ def incremental(subject: Subject) -> float:
     mask[1, : min(3, subject.long - 2)] = False
     errors = [one_by_one(subject)] if (subject.shape, subject.attention) == ("decoder", "softmax") else []
     length = subject.long
-    for seen, splits in ((torch.ones_like(mask), (range(1, length), (1,), (length - 1,))), (mask, ((min(7, length - 1),),))):
+    plans = ((torch.ones_like(mask), (range(1, length), (1,), (length - 1,))), (mask, ((min(7, length - 1),),)))
+    for seen, splits in plans:
         full = subject.read(model, tokens, attention_mask=seen)
         for cuts in splits:
             parts, cache = [], Cache()
