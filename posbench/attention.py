@@ -14,8 +14,11 @@ from torch.nn import functional
 
 from posbench.encoding import Encoding, Side, overrides
 from posbench.errors import ContextLengthExceeded, EncodingFault
-from posbench.maths import toeplitz
+from posbench.maths import hankel, toeplitz
 from posbench.positions import Positions
+
+LONG = 512
+"""Tokens from which on a bias is read along its diagonals and not laid out."""
 
 
 def drop(x: Tensor, probability: float) -> Tensor:
@@ -60,8 +63,12 @@ def softmax_attention(q: Tensor, k: Tensor, v: Tensor, encoding: Encoding | None
     Equal to `dense` within rounding, forward and backward. A float mask that needs a gradient would send the fused
     kernel to its slow path, and dropout inside it draws other numbers than outside: both take the explicit form.
     """
-    bias = _bias(encoding, at, q.dtype)
     content = encoding is not None and overrides(encoding, "scores", "values")
+    if encoding is not None and not content and not dropout and _lies_on_diagonals(encoding, at, q):
+        if (values := _diagonals(encoding, at, q.dtype)) is not None:
+            mask = hankel(values, at.queries, at.length)[None]
+            return functional.scaled_dot_product_attention(q, k.flip(-2), v.flip(-2), attn_mask=mask)
+    bias = _bias(encoding, at, q.dtype)
     if content or dropout or (bias is not None and bias.requires_grad):
         return dense(q, k, v, encoding, at, dropout=dropout)
     if bias is None and at.causal and at.regular and at.keys is None and at.queries == at.length:
@@ -86,12 +93,14 @@ def dense(q: Tensor, k: Tensor, v: Tensor, encoding: Encoding | None, at: Positi
 
 def logits(q: Tensor, k: Tensor, encoding: Encoding | None, at: Positions) -> Tensor:
     """(B, H, Q, K) before mask and softmax; every encoding has the same scale 1/sqrt(d)."""
-    products = q @ k.transpose(-1, -2)
+    # Queries are scaled and sums made in place: every pass over Q x K numbers costs as much as a tenth of a step.
+    scale = q.shape[-1] ** -0.5
+    scaled = (q * scale) @ k.transpose(-1, -2)
     if encoding is not None and overrides(encoding, "scores"):
-        products = products + checked(encoding, "scores", encoding.scores(q, k, at), products.shape, products.dtype)
-    scaled = products * q.shape[-1] ** -0.5
+        scores = checked(encoding, "scores", encoding.scores(q, k, at), scaled.shape, scaled.dtype)
+        scaled = scaled.add_(scores, alpha=scale)
     bias = _bias(encoding, at, q.dtype)
-    return scaled if bias is None else scaled + bias
+    return scaled if bias is None else scaled.add_(bias)
 
 
 def attention_weights(scaled: Tensor, at: Positions) -> Tensor:
@@ -117,12 +126,40 @@ def _bias(encoding: Encoding | None, at: Positions, dtype: torch.dtype) -> Tenso
 
 
 def _toeplitz_bias(encoding: Encoding, at: Positions) -> Tensor:
-    """(1, H, Q, K) from the Q+K-1 offsets that occur: the newest query sees offsets up to 0, the first up to K-1."""
+    """(1, H, Q, K) from the Q+K-1 offsets that occur."""
+    return toeplitz(_by_offset(encoding, at), at.queries, at.length)[None]
+
+
+def _by_offset(encoding: Encoding, at: Positions) -> Tensor:
+    """(H, Q+K-1): the newest query sees offsets up to 0, the first up to K-1."""
+    values = encoding.offset_bias(_offsets(at))
+    return checked(encoding, "offset_bias", values, (encoding.dimensions.heads, at.queries + at.length - 1), None)
+
+
+def _offsets(at: Positions) -> Tensor:
     oldest = 1 - at.length
-    distance = torch.arange(oldest, oldest + at.queries + at.length - 1, device=at.k.device)
-    values = encoding.offset_bias(distance)
-    checked(encoding, "offset_bias", values, (encoding.dimensions.heads, len(distance)), None)
-    return toeplitz(values, at.queries, at.length)[None]
+    return torch.arange(oldest, oldest + at.queries + at.length - 1, device=at.k.device)
+
+
+def _lies_on_diagonals(encoding: Encoding, at: Positions, q: Tensor) -> bool:
+    """Whether the bias can be read from one number an offset, so that no Q x K matrix is in memory.
+
+    Keys and values are turned round for it, which shorter sequences do not repay; kernels of other devices want masks
+    of their own layout.
+    """
+    return (at.length >= LONG and at.regular and at.keys is None and at.documents is None and q.device.type == "cpu"
+            and overrides(encoding, "offset_bias") and not overrides(encoding, "bias"))
+
+
+def _diagonals(encoding: Encoding, at: Positions, dtype: torch.dtype) -> Tensor | None:
+    """(H, Q+K-1) bias by offset with the causal mask in it; None for a bias that is trained and needs its gradient."""
+
+    def make() -> Tensor:
+        values = _by_offset(encoding, at).to(dtype)
+        return values.masked_fill(_offsets(at) > 0, float("-inf")) if at.causal else values
+
+    values = at.once((encoding, "diagonals", dtype), make)
+    return None if values.requires_grad else values
 
 
 def checked(encoding: Encoding, hook: str, result: Tensor, shape: tuple[int, ...], dtype: torch.dtype | None) -> Tensor:

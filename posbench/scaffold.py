@@ -39,8 +39,8 @@ class {cls}(Encoding):
     paper = Paper(title="{name}, unpublished", equations="the formula above")
     # One instance for the whole 'model', or one for each 'layer' with parameters of its own.
     scope = "model"
-    # What one layer does; `posbench check` measures each claim, and those that are not made as well:
-    # permutation, reversal, shift, norm, single_key, cached, beyond, monotone, factorises (see posbench.encoding.Properties).
+    # What one layer does; `posbench check` measures each claim, and those that are not made as well: permutation,
+    # reversal, shift, norm, single_key, cached, beyond, monotone, factorises (see posbench.encoding.Properties).
     properties = Properties(reversal=True, shift=True)
     # What a search may vary: a list of values, or a pair of bounds.
     space = {{"start": (-4.0, 0.0)}}

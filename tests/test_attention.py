@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from posbench.attention import attention_weights, dense, drop, logits, rotated, softmax_attention
+from posbench.attention import LONG, attention_weights, dense, drop, logits, rotated, softmax_attention
 from posbench.encoding import Dimensions, Encoding
 from posbench.errors import EncodingFault
 from posbench.maths import toeplitz
@@ -263,3 +263,21 @@ def test_weights_sum_to_one_over_visible_keys():
     weights = attention_weights(randn(2, HEADS, 6, 6), at)
     assert torch.allclose(weights.sum(-1), torch.ones(2, HEADS, 6, dtype=torch.float64))
     assert not weights.masked_select(~at.visible()).any()
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("queries, keys", [(LONG, LONG), (1, LONG + 3), (37, LONG)])
+def test_a_bias_read_along_its_diagonals_is_the_dense_one(causal, queries, keys):
+    """Long sequences read one number an offset, against reversed keys; new queries end with the keys."""
+    encoding = ENCODINGS.load("alibi").value(Dimensions(width=32, heads=4, causal=causal))
+    index = torch.arange(keys)[None]
+    regular = Positions(q=index[:, keys - queries :], k=index, end=keys, causal=causal, regular=True)
+    inputs = [torch.randn(2, 4, n, 8, generator=torch.Generator().manual_seed(n), dtype=torch.float64,
+                          requires_grad=True)
+              for n in (queries, keys, keys)]
+    results = []
+    for kernel, at in ((softmax_attention, regular), (dense, replace(regular, regular=False))):
+        y = kernel(*inputs, encoding, at)
+        results.append((y, *torch.autograd.grad(y.square().sum(), inputs)))
+    for fast, reference in zip(*results, strict=True):
+        assert torch.allclose(fast, reference, atol=1e-10)
