@@ -203,7 +203,7 @@ def test_t5_has_one_table_that_acts_in_every_layer():
     inputs = []
     model.blocks[-1].attention.register_forward_hook(lambda module, given, output: inputs.append((given, output)))
     model(tokens)
-    (x, encoding, _), before = inputs[0]
+    (x, encoding, *_), before = inputs[0]
     with torch.no_grad():
         table.zero_()
         after = model.blocks[-1].attention(x, encoding, Positions.first(12))
