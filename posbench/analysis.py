@@ -156,7 +156,8 @@ def precision(stand: Stand) -> pd.DataFrame:
             try:
                 found = stand.logits(*coarse, at, low)[..., 0].double()
                 wanted = stand.logits(*exact, at, high)[..., 0]
-                q, k = stand.turned(high, *exact, attention.placed(high, at))
+                # Lengths before the encoding acts: what it makes longer or shorter must not change the unit.
+                q, k = stand.turned(stand.plain, *exact, at)
                 sizes = q[:, :, 0].norm(dim=-1) * k[:, :, 0].norm(dim=-1) * q.shape[-1] ** -0.5
                 error = (found - wanted).abs() / sizes
                 if not error.isfinite().all():

@@ -66,8 +66,8 @@ def softmax_attention(q: Tensor, k: Tensor, v: Tensor, encoding: Encoding | None
     content = encoding is not None and overrides(encoding, "scores", "values")
     if encoding is not None and not content and not dropout and _lies_on_diagonals(encoding, at, q):
         if (values := _diagonals(encoding, at, q.dtype)) is not None:
-            mask = hankel(values, at.queries, at.length)[None]
-            return functional.scaled_dot_product_attention(q, k.flip(-2), v.flip(-2), attn_mask=mask)
+            view = hankel(values, at.queries, at.length)[None]
+            return functional.scaled_dot_product_attention(q, k.flip(-2), v.flip(-2), attn_mask=view)
     bias = _bias(encoding, at, q.dtype)
     if content or dropout or (bias is not None and bias.requires_grad):
         return dense(q, k, v, encoding, at, dropout=dropout)

@@ -200,7 +200,9 @@ def _told(cls: type, entry: Any) -> str:
         known = [field.name for field in dataclasses.fields(owner)]
         return f"unknown setting '{'.'.join(path)}', {nearest(path[-1], known)}"
     told = entry["msg"].removeprefix("Value error, ")
-    return f"{'.'.join(path)} = {entry['input']!r}: {told}" if path else told
+    # Settings that do not fit each other are told without all the others beside them.
+    shown = "" if isinstance(entry["input"], Mapping) else f" = {entry['input']!r}"
+    return f"{'.'.join(path)}{shown}: {told}" if path else told
 
 
 def override(settings: C, changes: Mapping[str, Any], *, where: str = "setting") -> C:

@@ -43,11 +43,12 @@ def refuse_misfits(encoding: Encoding, *, causal: bool, bidirectional: bool) -> 
     if not overrides(encoding, "decay"):
         pairs += biases
     if pairs:
-        raise UserError(f"{told}its {' and '.join(pairs)} need a number for each pair of tokens, which is never "
+        need = "need" if len(pairs) > 1 else "needs"
+        raise UserError(f"{told}its {' and '.join(pairs)} {need} a number for each pair of tokens, which is never "
                         f"formed there: {use}")
     if overrides(encoding, "decay") and bidirectional:
-        stack = "whose encoder looks both ways" if causal else "which looks both ways"
-        raise UserError(f"{told}its decay counts steps back, but this is a model {stack}: use model.shape=decoder, or "
+        stack = "the model's encoder" if causal else "this model"
+        raise UserError(f"{told}its decay counts steps back, but {stack} looks both ways: use model.shape=decoder, or "
                         "model.attention=softmax")
 
 

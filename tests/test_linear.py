@@ -360,7 +360,7 @@ def test_what_cannot_live_there_is_refused_with_the_reason(name, shape):
         return
     reason = {"alibi": "its decay counts steps back", "shaw": "its scores and values need a number for each pair"}
     with pytest.raises(UserError, match=f"'{name}' cannot live in linear attention: "
-                       + reason.get(name, "its offset_bias need a number for each pair")):
+                       + reason.get(name, "its offset_bias needs a number for each pair")):
         model_of(name, shape=shape)
 
 
