@@ -168,7 +168,8 @@ def claim(folder: Path, study: StudyConfig) -> None:
     mine = to_plain(study)
     known = folder / IDENTITY
     if is_file(known):
-        theirs = read_identity(folder)
+        # By way of the settings' class, so that one which is new since then has its default on both sides.
+        theirs = to_plain(build(StudyConfig, read_identity(folder), where=str(known)))
         if differences := _differences(_settings(theirs), _settings(mine)):
             raise UserError(
                 f"folder '{folder}' belongs to another study ({'; '.join(differences[:3])}): "

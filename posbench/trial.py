@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from posbench.config import DataConfig, TrialConfig, digest, to_plain
+from posbench.config import DataConfig, EncodingChoice, EvaluationConfig, TrialConfig, digest, to_plain
 from posbench.data import data_hash
 from posbench.encoding import Encoding
 from posbench.errors import UserError, nearest, reason_of
@@ -22,12 +22,22 @@ TRAINED = ("wordpiece", "bpe")
 
 
 @dataclass(frozen=True)
+class Variant:
+    """An encoding that takes the trained one's place at scoring: its label, its file and its complete Config."""
+
+    label: str
+    plugin: Plugin
+    options: Any
+
+
+@dataclass(frozen=True)
 class Trial:
     """A trial whose every part was found: nothing about it can be mistaken any more.
 
     Attributes:
         config: what the user asked for. plugin: the encoding's file. options: its complete Config.
         suite, task: what is trained. fingerprint: SHA-256 of everything that the result depends on.
+        variants: what the trained model is scored with beside its own encoding.
     """
 
     config: TrialConfig
@@ -36,6 +46,7 @@ class Trial:
     suite: Suite
     task: Task
     fingerprint: str
+    variants: tuple[Variant, ...] = ()
 
     @property
     def encoding(self) -> type[Encoding]:
@@ -56,10 +67,32 @@ def resolve(config: TrialConfig) -> Trial:
     Raises:
         UserError: an unknown name, a wrong option, unreadable data.
     """
-    plugin = ENCODINGS.load(config.encoding.name)
+    plugin, options, named = _chosen(config.encoding)
+    suite = load_suite(config.suite)
+    if config.task not in suite.tasks:
+        raise UserError(f"suite '{suite.name}' has no task '{config.task}', {nearest(config.task, suite.tasks)}")
+    plain = to_plain(config)
+    plain["encoding"] = named
+    plain["suite"] = {"name": suite.name, "version": suite.version}
+    for place in ("path", "revision", "source"):
+        del plain["data"][place]
+    plain["data"]["hash"] = load_rows(config.suite, config.task, config.data)[1]
+    if config.data.tokenizer not in TRAINED:
+        plain["data"]["tokenizer"] = _file_hash(config.data.tokenizer)
+    variants = [(choice.label, *_chosen(choice)) for choice in config.evaluation.variants_of(config.encoding.label)]
+    plain["evaluation"]["variants"] = [name for *_, name in variants]
+    if config.evaluation == EvaluationConfig():
+        del plain["evaluation"]
+    return Trial(config, plugin, options, suite, suite.tasks[config.task], digest(plain),
+                 tuple(Variant(*parts) for *parts, _ in variants))
+
+
+def _chosen(choice: EncodingChoice) -> tuple[Plugin, Any, dict[str, Any]]:
+    """An encoding's file, its complete Config, and both as plain values for a fingerprint."""
+    plugin = ENCODINGS.load(choice.name)
     encoding = encoding_class(plugin.name, plugin.value)
     try:
-        options = build_options(plugin.name, encoding, config.encoding.options)
+        options = build_options(plugin.name, encoding, choice.options)
         plain_options = dataclasses.asdict(options)
         digest(plain_options)
     except UserError:
@@ -68,18 +101,7 @@ def resolve(config: TrialConfig) -> Trial:
         raise UserError(
             f"encoding '{plugin.name}': its Config is no frozen dataclass of plain values ({reason_of(error)})"
         ) from error
-    suite = load_suite(config.suite)
-    if config.task not in suite.tasks:
-        raise UserError(f"suite '{suite.name}' has no task '{config.task}', {nearest(config.task, suite.tasks)}")
-    plain = to_plain(config)
-    plain["encoding"] = {"name": plugin.name, "options": plain_options, "source": _sources(plugin, options)}
-    plain["suite"] = {"name": suite.name, "version": suite.version}
-    for place in ("path", "revision", "source"):
-        del plain["data"][place]
-    plain["data"]["hash"] = load_rows(config.suite, config.task, config.data)[1]
-    if config.data.tokenizer not in TRAINED:
-        plain["data"]["tokenizer"] = _file_hash(config.data.tokenizer)
-    return Trial(config, plugin, options, suite, suite.tasks[config.task], digest(plain))
+    return plugin, options, {"name": plugin.name, "options": plain_options, "source": _sources(plugin, options)}
 
 
 @functools.cache

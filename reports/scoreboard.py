@@ -9,7 +9,7 @@ from functools import partial
 
 import pandas as pd
 
-from posbench import plots
+from posbench import lengths, plots
 from posbench.cells import Column
 from posbench.comparison import ALL_TASKS, Comparison, Difference, compare
 from posbench.errors import UserError
@@ -25,6 +25,10 @@ RANKED = 5
 """Tasks from which on ranks are tested and drawn; over fewer, whole ranks hardly average out."""
 
 
+BY_POSITION = "bits by position"
+"""A score of so many lengths that it is drawn, and not printed."""
+
+
 class Scoreboard(Report):
     """Quality, differences, ranks, costs, and everything that did not run."""
 
@@ -36,7 +40,7 @@ class Scoreboard(Report):
         comparison = compare(context.frame, baseline=context.baseline, alpha=context.alpha)
         # Tables and figures are copied out of their page, so each says on how many trials it rests, and on what data.
         note = "Generated data." if _generated(context) else ""
-        common = tuple(filter(None, (_counted(context.frame), note)))
+        common = tuple(filter(None, (_counted(lengths.trained(context.frame)), note)))
         parts: list[Table | Figure] = [_quality(comparison, common)]
         if comparison.differences:
             parts.append(_differences(comparison, common))
@@ -45,8 +49,14 @@ class Scoreboard(Report):
             if len(comparison.ranking.tasks) >= RANKED:
                 draw = partial(plots.rank_plot, comparison, note=note)
                 parts.append(Figure(title="Average ranks", name="ranks", draw=draw))
-        parts += [_costs(context.costs, comparison.encodings), _ran(context.frame)]
-        parts += [*_broken(context.frame), _columns(comparison.columns)]
+        trained = lengths.trained(context.frame)
+        if not lengths.several(context.frame).empty:
+            parts += lengths.tables(context.frame, common, left_out=(BY_POSITION,))
+            parts.append(Figure(title="Scores by length", name="lengths",
+                                draw=partial(plots.by_length, lengths.several(context.frame),
+                                             trained=lengths.trained_lengths(context.frame), note=note)))
+        parts += [_costs(context.costs, list(dict.fromkeys(trained["encoding"]))), _ran(trained)]
+        parts += [*_broken(trained), _columns(comparison.columns)]
         if not context.curves.empty:
             parts.append(Figure(title="Learning curves", name="curves",
                                 draw=partial(plots.learning_curves, context.curves, note=note)))
