@@ -142,7 +142,10 @@ class DataConfig:
     )
     path: str | None = setting(None, "the folder of the original files")
     revision: str | None = setting(None, "commit of the hub data set")
-    tokenizer: str = setting("wordpiece", "'wordpiece' or 'bpe', trained on the training rows, or a vocabulary file")
+    tokenizer: str = setting(
+        "wordpiece", "wordpiece, bpe, bytes, characters or spaced, made from the training rows; a vocabulary file; or "
+        "words:FILE for one of whole words"
+    )
     vocabulary: int = setting(8192, "largest number of tokens of a trained vocabulary", ge=32, le=1000000)
     max_length: int = setting(
         128, "tokens of a row with its special tokens; longer ones lose the end of the longer text", ge=4, le=1000000

@@ -53,6 +53,9 @@ class Language(Objective):
     def head(cls, task: Task, vocabulary: int) -> Head:
         return Head(kind="token", outputs=vocabulary)
 
+    def told(self) -> str:
+        return f"trained on up to {self.length} tokens, scored at {', '.join(map(str, self.lengths))}"
+
     @abstractmethod
     def measure(self, model: nn.Module, split: str, length: int) -> tuple[list[dict[str, Any]], dict[str, np.ndarray]]:
         """Rows and per-example arrays of a split at one length."""
@@ -139,6 +142,11 @@ class Answers(Language):
             raise UserError(f"task {self.trial.task.name}, {split}: a row of {sizes.max()} tokens where {longest} are "
                             "the most: shorten it, or raise data.max_length")
         return ids, sizes, answers
+
+    def told(self) -> str:
+        return (f"{super().told()}, prompt and answer together; of the answer alone, each token with the right ones "
+                f"before it; effective length: {self.trial.task.primary} of at least "
+                f"{self.trial.config.evaluation.threshold:g}")
 
     def batches(self, seed: int) -> Iterator[np.ndarray]:
         return training_batches(self.encoded["train"][1], self.trial.config.train.batch_size, seed)

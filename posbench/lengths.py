@@ -54,7 +54,7 @@ def tables(frame: pd.DataFrame, common: tuple[str, ...], *, left_out: tuple[str,
         encodings, columns, cells = read(own.assign(primary=True, metric=metric))
         arrow = "↑" if columns[0].higher_is_better else "↓"
         largest = max((abs(value) for cell in cells.values() for value in cell.values.values()), default=0.0)
-        digits = 0 if metric == REACH else 3 if largest <= 1 else 2
+        digits = 0 if metric == REACH else 3 if largest < 10 else 2
         shown = tuple((encoding, *(_shown(cells[encoding, column.label], digits) for column in columns))
                       for encoding in encodings)
         heads = tuple(f"{column.label} {arrow}" for column in columns)

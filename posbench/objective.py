@@ -83,6 +83,10 @@ class Objective(ABC):
     def sample(self) -> Tensor:
         """(1, L) int64 token ids of one training row."""
 
+    def told(self) -> str:
+        """How the task is scored, where a reader must know more than its metric's name; empty otherwise."""
+        return ""
+
     def constant(self, split: str) -> float | None:
         """The primary score of the best answer that looks at no input; None where there is no such thing."""
         return None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from posbench.config import EvaluationConfig, ModelConfig, StudyConfig
+from posbench.config import ModelConfig
 from posbench.objective import objective_of
 from posbench.store import Record
 from posbench.study import Plan
@@ -25,7 +25,7 @@ class TaskFacts:
     Attributes:
         rows: by split. cut: how many of them lost tokens to the length limit.
         constants: for each scored split what the best answer that looks at no input scores; None where there is none.
-        content: SHA-256 of all rows. notes: what a reader must know, by split.
+        content: SHA-256 of all rows. notes: what a reader must know, by split. told: how it is scored.
     """
 
     rows: Mapping[str, int]
@@ -33,6 +33,7 @@ class TaskFacts:
     constants: Sequence[float | None]
     content: str
     notes: Mapping[str, str]
+    told: str = ""
 
     @property
     def share_cut(self) -> float:
@@ -93,8 +94,14 @@ def header(plan: Plan, records: Mapping[str, Record], tasks: Mapping[str, TaskFa
         ) + f" (to {study.data.max_length} tokens)"
     if own := [choice.label for choice in study.encodings if choice.model]:
         header["other models"] = f"{', '.join(own)}: the model above with the settings named behind '+'"
-    if study.evaluation != EvaluationConfig():
-        header["lengths"] = _lengths(study)
+    ways: dict[str, list[str]] = {}
+    for task, facts in tasks.items():
+        if facts.told:
+            ways.setdefault(facts.told, []).append(task)
+    if ways:
+        header["evaluation"] = "; ".join(f"{', '.join(own)}: {told}" for told, own in ways.items())
+    if study.evaluation.variants:
+        header["variants"] = f"{study.evaluation.variants}: put in its place at scoring, on the same trained weights"
     if plan.skipped:
         header["skipped"] = "; ".join(f"{task}: {why}" for task, why in plan.skipped.items())
     codes = Counter(record.facts["code"] for record in known)
@@ -103,17 +110,6 @@ def header(plan: Plan, records: Mapping[str, Record], tasks: Mapping[str, TaskFa
             f"results come from {len(codes)} versions of posbench's code ({dict(codes.most_common())})"
         )
     return header
-
-
-def _lengths(study: StudyConfig) -> str:
-    """Where language models are scored, and by what rule; declared before the first trial, as all settings are."""
-    evaluation = study.evaluation
-    longest = study.data.max_length * evaluation.longest
-    told = f"trained on {study.data.max_length} tokens, scored at 1, 2, 4, ... times that, up to {longest}"
-    told += f"; threshold of an effective length {evaluation.threshold:g}"
-    if evaluation.variants:
-        told += f"; scored without training: {evaluation.variants}"
-    return told
 
 
 def _all(texts: Iterable[str]) -> str:
@@ -160,7 +156,8 @@ def of_tasks(plan: Plan) -> dict[str, TaskFacts]:
         data, content = load_rows(trial.config.suite, task, trial.config.data)
         constants = [objective.constant(split) for split in data.scored]
         facts[task] = TaskFacts(rows=objective.counts, cut=objective.cut, constants=constants, content=content,
-                                notes={} if plan.study.data.source == "generated" else data.notes)
+                                notes={} if plan.study.data.source == "generated" else data.notes,
+                                told=objective.told())
     return facts
 
 

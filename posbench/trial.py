@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tokenizers import Tokenizer
+
 from posbench.config import DataConfig, EncodingChoice, EvaluationConfig, TrialConfig, digest, to_plain
 from posbench.data import data_hash
 from posbench.encoding import Encoding
@@ -16,9 +18,7 @@ from posbench.errors import UserError, nearest, reason_of
 from posbench.options import build_options, encoding_class
 from posbench.registry import ENCODINGS, SUITES, Plugin
 from posbench.suite import Suite, Task, TaskData
-from posbench.tokens import Encoded, encode, tokenizer_from_file, trained_tokenizer
-
-TRAINED = ("wordpiece", "bpe")
+from posbench.tokens import TRAINED, WORDS, Encoded, encode, tokenizer_from_file, trained_tokenizer
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,8 @@ def resolve(config: TrialConfig) -> Trial:
         del plain["data"][place]
     plain["data"]["hash"] = load_rows(config.suite, config.task, config.data)[1]
     if config.data.tokenizer not in TRAINED:
-        plain["data"]["tokenizer"] = _file_hash(config.data.tokenizer)
+        place = config.data.tokenizer.removeprefix(WORDS)
+        plain["data"]["tokenizer"] = config.data.tokenizer.removesuffix(place) + _file_hash(place)
     variants = [(choice.label, *_chosen(choice)) for choice in config.evaluation.variants_of(config.encoding.label)]
     plain["evaluation"]["variants"] = [name for *_, name in variants]
     if config.evaluation == EvaluationConfig():
@@ -133,17 +134,21 @@ def load_rows(suite: str, task: str, data: DataConfig) -> tuple[TaskData, str]:
 def load_encoded(suite: str, task: str, data: DataConfig) -> tuple[dict[str, Encoded], int]:
     """Every split as token ids, and the number of ids. The vocabulary comes from the training rows alone."""
     rows, _ = load_rows(suite, task, data)
-    if data.tokenizer in TRAINED:
-        texts = (text for row in rows.splits["train"].texts for text in row)
-        tokenizer = trained_tokenizer(data.tokenizer, texts, data.vocabulary)
-    else:
-        tokenizer = tokenizer_from_file(Path(data.tokenizer))
+    tokenizer = tokenizer_of(rows, data)
     whole = load_suite(suite).tasks[task].kind == "classification"
     splits = {
         name: encode(tokenizer, split.texts, split.labels, data.max_length, whole=whole)
         for name, split in rows.splits.items()
     }
     return splits, tokenizer.get_vocab_size()
+
+
+def tokenizer_of(rows: TaskData, data: DataConfig) -> Tokenizer:
+    """The tokenizer that the settings name, from the training rows where it is made and not brought."""
+    if data.tokenizer in TRAINED:
+        texts = (text for row in rows.splits["train"].texts for text in row)
+        return trained_tokenizer(data.tokenizer, texts, data.vocabulary)
+    return tokenizer_from_file(Path(data.tokenizer.removeprefix(WORDS)), words=data.tokenizer.startswith(WORDS))
 
 
 def _sources(plugin: Plugin, options: Any) -> str:

@@ -15,7 +15,7 @@ from posbench.comparison import ALL_TASKS, Comparison, Difference, compare
 from posbench.errors import UserError
 from posbench.numerals import NONE, amount, compared, number, p_value, span
 from posbench.report import Document, Figure, Report, StudyResults
-from posbench.results import STATUSES
+from posbench.results import STATUSES, VARIANT
 from posbench.tables import Table
 
 STATED = ("suite", "preset", "data source", "machine", "threads", "versions")
@@ -244,7 +244,7 @@ def _head(column: Column) -> str:
 def _score(comparison: Comparison, encoding: str, column: Column) -> str:
     cell = comparison.cells[encoding, column.label]
     if cell.estimate is None:
-        return _trouble(cell.trouble)
+        return _untrained(encoding, cell.trouble) or _trouble(cell.trouble)
     digits = _digits(comparison, column)
     mark = "†" if cell.counts["degenerate"] else ""  # in front, so that the digits stay below one another
     half = f" ±{number(cell.estimate.half_width, digits)}" if cell.estimate.n > 1 else ""
@@ -254,7 +254,8 @@ def _score(comparison: Comparison, encoding: str, column: Column) -> str:
 def _change(comparison: Comparison, encoding: str, column: Column) -> str:
     entry = comparison.differences[encoding, column.label]
     if entry.estimate is None:
-        return _trouble(entry.verdict.removeprefix("not compared: "))
+        told = entry.verdict.removeprefix("not compared: ")
+        return _untrained(encoding, told) or _trouble(told)
     digits = _digits(comparison, column)
     half = f" ±{number(entry.estimate.half_width, digits)}" if entry.estimate.n > 1 else ""
     text = f"{number(entry.estimate.mean, digits, sign=True)}{half}"
@@ -267,16 +268,21 @@ def _decided(entry: Difference) -> bool:
     return entry.estimate is not None and not entry.verdict.startswith("needs")
 
 
+def _untrained(encoding: str, trouble: str) -> str:
+    """A variant is scored in some tasks alone; it is missing in no other."""
+    return NONE if VARIANT in encoding and trouble in ("missing", "no seed in common") else ""
+
+
 def _trouble(text: str) -> str:
     """On lines of its own, so that a long reason does not widen its column."""
     return textwrap.fill(text, 11)
 
 
 def _digits(comparison: Comparison, column: Column) -> int:
-    """Decimals of a column: scores up to 1 have three and no zero before the point, larger ones two or one."""
+    """Decimals of a column: scores below 10 have three, larger ones two or one; up to 1 no zero before the point."""
     largest = max((abs(value) for encoding in comparison.encodings
                    for value in comparison.cells[encoding, column.label].values.values()), default=0.0)
-    return 3 if largest <= 1 else 2 if largest < 1000 else 1
+    return 3 if largest < 10 else 2 if largest < 1000 else 1
 
 
 REPORT = Scoreboard()
