@@ -68,10 +68,10 @@ class Corpus(Language):
 
     def told(self) -> str:
         first, end = self.scored(self.data.scored[0])
-        return (f"trained on windows of {self.length} bytes, scored in windows of "
-                f"{', '.join(map(str, self.lengths))}, the same {end - first:,} bytes each time: non-overlapping (stride = "
-                f"window, each byte after 1 to window bytes) and sliding (stride {self.stride}, each byte after more "
-                f"than window - {self.stride} bytes)")
+        windows = ", ".join(map(str, self.lengths))
+        return (f"trained on windows of {self.length} bytes, scored in windows of {windows}, the same "
+                f"{end - first:,} bytes each time: non-overlapping (stride = window, each byte after 1 to window bytes) "
+                f"and sliding (stride {self.stride}, each byte after more than window - {self.stride} bytes)")
 
     def batches(self, seed: int) -> Iterator[np.ndarray]:
         text, size = self.bytes["train"], self.trial.config.train.batch_size
