@@ -70,8 +70,8 @@ class Corpus(Language):
         first, end = self.scored(self.data.scored[0])
         windows = ", ".join(map(str, self.lengths))
         return (f"trained on windows of {self.length} bytes, scored in windows of {windows}, the same "
-                f"{end - first:,} bytes each time: non-overlapping (stride = window, each byte after 1 to window bytes) "
-                f"and sliding (stride {self.stride}, each byte after more than window - {self.stride} bytes)")
+                f"{end - first:,} bytes each time: non-overlapping (stride = window, each after 1 to window bytes) and "
+                f"sliding (stride {self.stride}, each byte after more than window - {self.stride} bytes)")
 
     def batches(self, seed: int) -> Iterator[np.ndarray]:
         text, size = self.bytes["train"], self.trial.config.train.batch_size

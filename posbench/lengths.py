@@ -12,6 +12,9 @@ from posbench.tables import Table
 REACH, AREA = "effective length", "area under the curve"
 """Names of the two numbers that sum up the scores of a task at all lengths."""
 
+PARTS = (", whole rows", ", cut rows")
+"""Behind a metric's name where it is told apart of rows that were read whole, and of those that lost tokens."""
+
 
 def trained(frame: pd.DataFrame) -> pd.DataFrame:
     """The table without variants, which nobody trained, and without lengths that a trained encoding refuses."""
@@ -38,12 +41,13 @@ def trained_lengths(frame: pd.DataFrame) -> dict[str, int]:
 
 
 def tables(frame: pd.DataFrame, common: tuple[str, ...], *, left_out: tuple[str, ...]) -> list[Table]:
-    """One table for each score beside the primary one, encodings down, tasks and lengths across; then refusals.
+    """One table for each score by length or by part, beside the primary one, encodings down; then refusals.
 
     Args:
         common: notes of every table. left_out: scores that have a figure of their own.
     """
-    rows = several(frame)
+    parts = frame["value"].notna() & frame["metric"].str.endswith(PARTS).fillna(False)
+    rows = pd.concat([several(frame), frame[parts]])
     found = []
     for metric in dict.fromkeys(rows.loc[~rows["primary"], "metric"]):
         if metric in left_out:

@@ -50,8 +50,8 @@ class Scoreboard(Report):
                 draw = partial(plots.rank_plot, comparison, note=note)
                 parts.append(Figure(title="Average ranks", name="ranks", draw=draw))
         trained = lengths.trained(context.frame)
+        parts += lengths.tables(context.frame, common, left_out=(BY_POSITION,))
         if not lengths.several(context.frame).empty:
-            parts += lengths.tables(context.frame, common, left_out=(BY_POSITION,))
             parts.append(Figure(title="Scores by length", name="lengths",
                                 draw=partial(plots.by_length, lengths.several(context.frame),
                                              trained=lengths.trained_lengths(context.frame), note=note)))

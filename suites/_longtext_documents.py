@@ -8,11 +8,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
+import numpy as np
+from torch import nn
+
 from posbench.config import DataConfig
 from posbench.data import MissingTask, capped, find_below, held_out, part, read_table, utf8
 from posbench.errors import UserError
+from posbench.lengths import PARTS
+from posbench.objective import Scores, Sequences
 from posbench.seeds import number
 from posbench.suite import Rows, TaskData
+from posbench.tokens import Encoded
 
 # Raise the suite's version when anything here changes: these numbers and words are the data.
 SEED = 2024
@@ -23,6 +29,26 @@ OTHERS = ("my friend", "the press", "my sister", "everyone else")
 NAMES = ("smith", "jones", "brown", "clark", "lewis", "young")
 PLACES = ("paris", "rome", "cairo", "delhi", "lima", "oslo")
 DEEDS = ("sold a house in", "opened a shop in", "lost a case in", "taught in")
+
+
+class Documents(Sequences):
+    """Sequences whose accuracy is also told of rows that the model reads whole, and of those that lost their end."""
+
+    def score(self, model: nn.Module, split: str) -> Scores:
+        scores = super().score(model, split)
+        whole = self.whole(self.splits[split])
+        gold, predicted = (scores.arrays[f"{split}/{what}"] for what in ("gold", "predicted"))
+        metric = self.trial.task.primary_metric
+        if whole.any() and not whole.all():
+            for part, name in zip((whole, ~whole), PARTS, strict=True):
+                value = float(metric.function(gold=gold[part], predicted=predicted[part]))
+                scores.rows.append(scores.rows[0] | {"metric": metric.name + name, "value": value, "n": int(part.sum()),
+                                                     "primary": False})
+        return scores
+
+    def whole(self, data: Encoded) -> np.ndarray:
+        """(N,) bool: rows of which nothing is cut."""
+        return data.full <= data.lengths
 
 
 def load_reviews(data: DataConfig) -> TaskData:

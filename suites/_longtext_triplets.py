@@ -13,6 +13,7 @@ from random import Random
 
 import numpy as np
 import torch
+from posbench.suites._longtext_documents import Documents
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
@@ -42,7 +43,7 @@ class Pairs(Encoded):
     other: Encoded
 
 
-class Triplets(Sequences):
+class Triplets(Documents):
     """Two pairs a row, scored by the same model; the label is 1 where the third text is the similar one."""
 
     def __init__(self, trial: Trial, device: torch.device) -> None:
@@ -52,9 +53,14 @@ class Triplets(Sequences):
         rows, _ = load_rows(trial.config.suite, trial.config.task, data)
         tokenizer = tokenizer_of(rows, data)
         self.splits = {name: _pairs(tokenizer, split, data.max_length) for name, split in rows.splits.items()}
+        self.cut = {name: int((~self.whole(split)).sum()) for name, split in self.splits.items()}
         self.vocabulary = tokenizer.get_vocab_size()
         self.counts = {name: len(split) for name, split in self.splits.items()}
-        self.cut = {name: split.cut for name, split in self.splits.items()}
+
+    def whole(self, data: Encoded) -> np.ndarray:
+        assert isinstance(data, Pairs)
+        # A triplet is cut once, whether one of its pairs is or both.
+        return super().whole(data) & super().whole(data.other)
 
     @classmethod
     def head(cls, task: Task, vocabulary: int) -> Head:
@@ -69,9 +75,7 @@ class Triplets(Sequences):
 def _pairs(tokenizer: Tokenizer, rows: Rows, longest: int) -> Pairs:
     first, other = (encode(tokenizer, [(row[0], row[place]) for row in rows.texts], rows.labels, longest, whole=True)
                     for place in (1, 2))
-    # A triplet is cut once, whether one of its pairs is or both.
-    cut = (first.full > first.lengths) | (other.full > other.lengths)
-    return Pairs(**{**vars(first), "cut": int(cut.sum())}, other=other)
+    return Pairs(**vars(first), other=other)
 
 
 def load_cases(data: DataConfig) -> TaskData:

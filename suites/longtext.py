@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from posbench.suites._longtext_documents import documents, load_pairs, load_reviews
+from posbench.suites._longtext_documents import Documents, documents, load_pairs, load_reviews
 from posbench.suites._longtext_generated import KINDS, generated
 from posbench.suites._longtext_listops import expressions, load_expressions
 from posbench.suites._longtext_triplets import Triplets, cases, load_cases
@@ -150,7 +150,9 @@ class LongText(Suite):
     def objective(self, task: Task) -> Any:
         if task.name in EXACT:
             return Answers
-        return Triplets if task.name.startswith("cail") else None
+        if task.name.startswith("cail"):
+            return Triplets
+        return Documents if task.name in ("text", "matching") else None
 
     def load(self, task: str, data: DataConfig) -> TaskData:
         kind = task.partition("-")[0]

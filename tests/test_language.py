@@ -333,3 +333,12 @@ def test_settings_that_a_suite_does_not_use_change_no_fingerprint() -> None:
     one = resolve(study.trial(study.encodings[0], "cola", 0))
     other = dataclasses.replace(study, evaluation=EvaluationConfig(longest=2))
     assert resolve(other.trial(study.encodings[0], "cola", 0)).fingerprint != one.fingerprint
+
+
+def test_what_does_not_fit_is_told_before_anything_runs() -> None:
+    grid = {**SMALL, "data.max_length": "16", "tasks": ["induction"], "seeds": [0], "encodings": [{"name": "rope"}]}
+    with pytest.raises(UserError, match="'learned' cannot take the place of a trained 'rope'"):
+        plan(from_preset("longtext", "mini", {**grid, "evaluation.variants": "rope -> learned"}))
+    text_grid = {**grid, "tasks": ["docs"], "data.max_length": "16384"}
+    with pytest.raises(UserError, match=r"the split 'validation' has \d+ bytes and needs 32769"):
+        plan(from_preset("lm", "mini", text_grid))

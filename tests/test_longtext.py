@@ -400,6 +400,20 @@ def test_a_triplet_is_scored_by_two_passes_of_one_model() -> None:
     assert record.status in ("done", "degenerate") and record.rows[0]["n"] == len(arrays["test/gold"]) == 600
 
 
+def test_rows_that_were_cut_are_told_apart_from_whole_ones(tmp_path: Path) -> None:
+    members = {name: content * (40 if "/1_" in name else 1) for name, content in reviews(20).items()}
+    archive(tmp_path / "aclImdb_v1.tar.gz", members)
+    study = from_preset("longtext", "real-mini", {**SMALL, "data.path": str(tmp_path)})
+    record, arrays = run(resolve(study.trial(EncodingChoice.parse("rope"), "text", 0)))
+    rows = {row["metric"]: row for row in record.rows}
+    assert {name: row["n"] for name, row in rows.items()} == {
+        "accuracy": 40, "accuracy, whole rows": 38, "accuracy, cut rows": 2}
+    right = arrays["test/gold"] == arrays["test/predicted"]
+    assert rows["accuracy, whole rows"]["value"] * 38 + rows["accuracy, cut rows"]["value"] * 2 == pytest.approx(
+        right.sum())
+    assert record.facts["cut_rows"]["test"] == 2
+
+
 # Presets.
 
 
