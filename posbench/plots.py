@@ -104,7 +104,7 @@ def by_length(frame: pd.DataFrame, path: Path, *, trained: Mapping[str, int], no
                 own = points[points["encoding"] == encoding].astype({"length": int})
                 if own.empty:
                     continue
-                thin = {"linewidth": 2.6 - 1.4 * place / len(chosen), "markersize": 6.5 - 3 * place / len(chosen)}
+                thin = {"linewidth": 2.8 - 1.2 * place / len(chosen), "markersize": 7 - 2.5 * place / len(chosen)}
                 sns.lineplot(data=own, x="length", y="value", ax=axis, errorbar=_band, label=encoding, legend=False,
                              err_kws={"alpha": 0.4 / max(len(chosen), 3), "linewidth": 0}, **{**look, **thin})
             shown = sorted(set(map(int, points["length"])))
