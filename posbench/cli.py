@@ -52,7 +52,7 @@ def study(
     encodings: Annotated[
         str, typer.Option(help="Names or files, with options: rope:base=500000,./mine.py; the suite's by default.")
     ] = "",
-    tasks: Annotated[str, typer.Option(help="Tasks by name, such as cola,rte; the preset's by default.")] = "",
+    tasks: Annotated[str, typer.Option(help="Tasks by name, such as cola,rte, or all; the preset's by default.")] = "",
     seeds: Annotated[str, typer.Option(help="How many seeds (6), or which (0,1,2); the preset's by default.")] = "",
     data: Annotated[str, typer.Option(help="Folder of the original files, or 'hub' to download them.")] = "",
     revision: Annotated[str, typer.Option(help="Commit of the hub data set.")] = "",
@@ -72,6 +72,7 @@ def study(
     from posbench.quarantine import prove
     from posbench.registry import ENCODINGS
     from posbench.store import Store
+    from posbench.trial import load_suite
 
     changes: dict[str, Any] = dict(assignment(text) for text in set_ or [])
     if encodings:
@@ -79,7 +80,7 @@ def study(
 
         changes["encodings"] = [to_plain(EncodingChoice.parse(text)) for text in names(encodings, "encodings")]
     if tasks:
-        changes["tasks"] = names(tasks, "tasks")
+        changes["tasks"] = list(load_suite(suite).tasks) if tasks == "all" else names(tasks, "tasks")
     if seeds:
         changes["seeds"] = seed_numbers(seeds)
     if baseline:

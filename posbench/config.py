@@ -27,28 +27,40 @@ def setting(default: Any, meaning: str, **bounds: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class EncodingChoice:
-    """An encoding by name or by the path of its file, with the options that differ from its defaults."""
+    """An encoding by name or by the path of its file, with the options that differ from its defaults.
+
+    A study may also change settings of the template for one of its choices, as an ablation does: `model` holds those
+    that differ from the study's, such as {'attention': 'linear'}.
+    """
 
     name: str
     options: dict[str, Scalar] = dataclasses.field(default_factory=dict)
+    model: dict[str, Scalar] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def parse(cls, text: str) -> EncodingChoice:
-        """From 'rope', 'rope:base=500000:layout=half' or 'path/to/mine.py:option=value'."""
-        name, *pairs = re.split(r":(?=[A-Za-z_][A-Za-z0-9_]*=)", text.strip())
+        """From 'rope', 'rope:base=500000:layout=half', 'path/to/mine.py:option=value' or 'rope+attention=linear'."""
+        text, *settings = re.split(r"\+(?=[a-z_]+=)", text.strip())
+        model: dict[str, Scalar] = {}
+        for name, _, value in (setting.partition("=") for setting in settings):
+            if name in model:
+                raise UserError(f"encoding '{text}': model setting '{name}' is given twice: give it once")
+            model[name] = value
+        name, *pairs = re.split(r":(?=[A-Za-z_][A-Za-z0-9_]*=)", text)
         options: dict[str, Scalar] = {}
         for pair in pairs:
             option, _, value = pair.partition("=")
             if option in options:
                 raise UserError(f"encoding '{text}': option '{option}' is given twice: give it once")
             options[option] = value
-        return cls(name=name, options=options)
+        return cls(name=name, options=options, model=model)
 
     @property
     def label(self) -> str:
-        """How tables name it: the name alone, or with the options that were set."""
+        """How tables name it: the name alone, or with the options and the settings that were set."""
         stem = re.sub(r"^.*[/\\]|\.py$", "", self.name)
-        return ":".join([stem, *(f"{key}={value}" for key, value in sorted(self.options.items()))])
+        options = "".join(f":{key}={value}" for key, value in sorted(self.options.items()))
+        return stem + options + "".join(f"+{key}={value}" for key, value in sorted(self.model.items()))
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -125,10 +137,15 @@ class TrainConfig:
 class DataConfig:
     """Where rows come from and how they become tokens."""
 
-    source: Literal["generated", "folder", "hub"] = setting("generated", "never replaced by another in silence")
+    source: Literal["generated", "python", "folder", "hub"] = setting(
+        "generated", "never replaced by another in silence; 'python' is the documentation that comes with Python"
+    )
     path: str | None = setting(None, "the folder of the original files")
     revision: str | None = setting(None, "commit of the hub data set")
-    tokenizer: str = setting("wordpiece", "'wordpiece' or 'bpe', trained on the training rows, or a vocabulary file")
+    tokenizer: str = setting(
+        "wordpiece", "wordpiece, bpe, bytes, characters or spaced, made from the training rows; a vocabulary file; or "
+        "words:FILE for one of whole words"
+    )
     vocabulary: int = setting(8192, "largest number of tokens of a trained vocabulary", ge=32, le=1000000)
     max_length: int = setting(
         128, "tokens of a row with its special tokens; longer ones lose the end of the longer text", ge=4, le=1000000
@@ -138,6 +155,32 @@ class DataConfig:
     held_out: float = setting(
         0.1, "share of the training rows held out where there is no labelled validation", gt=0, lt=1
     )
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class EvaluationConfig:
+    """At which lengths, and with what in the encoding's place, a trained language model is scored."""
+
+    longest: int = setting(1, "score at 1, 2, 4, ... times data.max_length, up to this many times it", ge=1, le=1024)
+    threshold: float = setting(0.9, "primary score from which on a length counts as reached; declared beforehand")
+    variants: str = setting(
+        "", "'rope -> rope_yarn:factor=4, ...': what takes a trained encoding's place at scoring, without training"
+    )
+    tokens: int | None = setting(None, "tokens of a running text's split that are scored; all by default", ge=1)
+    stride: int | None = setting(
+        None, "tokens by which a sliding window moves on; half of data.max_length by default", ge=1
+    )
+
+    def variants_of(self, label: str) -> tuple[EncodingChoice, ...]:
+        """What takes the place of the encoding of this label."""
+        found = []
+        for entry in filter(None, (part.strip() for part in self.variants.split(","))):
+            trained, arrow, variant = (part.strip() for part in entry.partition("->"))
+            if not (trained and arrow and variant):
+                raise UserError(f"evaluation.variants: '{entry}' names no pair: write 'rope -> rope_yarn:factor=4'")
+            if EncodingChoice.parse(trained).label == label:
+                found.append(EncodingChoice.parse(variant))
+        return tuple(found)
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -151,11 +194,12 @@ class TrialConfig:
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
     train: TrainConfig
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
+    evaluation: EvaluationConfig = dataclasses.field(default_factory=EvaluationConfig)
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class StudyConfig:
-    """A grid of trials that differ in nothing but encoding, task and seed."""
+    """A grid of trials that differ in nothing but encoding, task and seed, and in what a choice says of its model."""
 
     suite: str
     preset: str
@@ -167,6 +211,7 @@ class StudyConfig:
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
     train: TrainConfig
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
+    evaluation: EvaluationConfig = dataclasses.field(default_factory=EvaluationConfig)
     per_task: dict[str, dict[str, Scalar]] = dataclasses.field(default_factory=dict)
 
     def trial(self, encoding: EncodingChoice, task: str, seed: int) -> TrialConfig:
@@ -179,8 +224,11 @@ class StudyConfig:
             model=self.model,
             train=self.train,
             data=self.data,
+            evaluation=self.evaluation,
         )
-        return override(base, self.per_task.get(task, {}))
+        own = {f"model.{name}": value for name, value in encoding.model.items()}
+        return override(base, {**self.per_task.get(task, {}), **own}, where=f"encoding '{encoding.label}'" if own
+                        else "setting")
 
 
 def build(cls: type[C], values: Mapping[str, Any], *, where: str) -> C:

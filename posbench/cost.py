@@ -46,7 +46,7 @@ class Shape:
 
 def measure(
     encodings: Mapping[str, tuple[type[Encoding], Any]], model: ModelConfig, train: TrainConfig, shape: Shape,
-    *, rounds: int = ROUNDS,
+    *, rounds: int = ROUNDS, models: Mapping[str, ModelConfig] | None = None,
 ) -> list[dict[str, Any]]:
     """Costs of a training step (forward, backward, clipping, optimizer) for each encoding.
 
@@ -57,6 +57,7 @@ def measure(
         encodings: class and options by label.
         model, train, shape: the settings of the study.
         rounds: measured steps of each encoding.
+        models: by label, where one has settings of its own.
 
     Returns:
         One dict an encoding: encoding, parameters, flops (of one step), step_ratio (to the template without an
@@ -68,9 +69,10 @@ def measure(
     device = torch.device("cuda" if train.device != "cpu" and torch.cuda.is_available() else "cpu")
     steps: dict[str, tuple[Transformer, Callable[[], None]]] = {}
     reasons: dict[str, str] = {}
+    models = models or {}
     for label, (cls, options) in {"": (Encoding, None), **encodings}.items():
         try:
-            steps[label] = _step(cls, options, model, train, shape, device)
+            steps[label] = _step(cls, options, models.get(label, model), train, shape, device)
             _timed(steps[label][1], device)
         except KeyboardInterrupt:
             raise
@@ -88,7 +90,8 @@ def measure(
     middle = {label: statistics.median(spent) for label, spent in seconds.items()}
     # An encoding without hooks is the bare template itself, and then its own time is what the others are held against.
     acting = {label: overrides(network.encoding(0), *HOOKS) for label, (network, _) in steps.items()}
-    bare = next((label for label in encodings if not acting.get(label, True)), "")
+    bare = next((label for label in encodings
+                 if not acting.get(label, True) and models.get(label, model) == model), "")
     rows = []
     for label in encodings:
         row: dict[str, Any] = dict.fromkeys(COLUMNS) | {"encoding": label, "reason": reasons.get(label, "")}

@@ -14,12 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from posbench.config import digest
+from posbench.config import DataConfig, digest
 from posbench.errors import UserError
 from posbench.seeds import numpy_generator
-from posbench.suite import TaskData
+from posbench.suite import Rows, TaskData
 
 BINS = 10
+# One part for all trials: which rows are held out must not change with the seed of a trial.
+SEED = 0
 
 
 class MissingTask(UserError):
@@ -35,6 +37,20 @@ def find_file(folder: Path, names: Sequence[str]) -> Path | None:
     return None
 
 
+def find_below(folder: Path, names: Sequence[str]) -> Path | None:
+    """The same in the folder or, where it has none, in the first by name of the folders inside it, two levels deep.
+
+    Raises:
+        UserError: there is no such folder.
+    """
+    if not folder.is_dir():
+        raise UserError(f"data folder '{folder}' does not exist: give the folder that holds the files")
+    for place in (folder, *(path for level in ("*", "*/*") for path in sorted(folder.glob(level)) if path.is_dir())):
+        if found := find_file(place, names):
+            return found
+    return None
+
+
 def read_text(path: Path) -> str:
     """A whole file as UTF-8 text, unpacked where its name ends with .gz, without byte order mark.
 
@@ -46,11 +62,20 @@ def read_text(path: Path) -> str:
         content = gzip.decompress(content) if path.suffix == ".gz" else content
     except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"{path}: cannot be read ({error}): give an intact file") from None
+    return utf8(content, str(path))
+
+
+def utf8(content: bytes, place: str) -> str:
+    """Bytes as text, without byte order mark.
+
+    Raises:
+        UserError: they are no UTF-8 (place and row).
+    """
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         row = content.count(b"\n", 0, error.start) + 1
-        raise UserError(f"{path}, row {row}: not UTF-8 (byte {content[error.start]:#04x}): convert the file") from None
+        raise UserError(f"{place}, row {row}: not UTF-8 (byte {content[error.start]:#04x}): convert the file") from None
 
 
 def read_table(path: Path, columns: Mapping[str, str | int], *, header: bool,
@@ -182,6 +207,23 @@ def held_out(labels: Sequence[float], share: float, seed: int) -> tuple[list[int
     rows = min(max(1, round(len(labels) * share)), len(labels) - 1)
     out = set(stratified_part(labels, rows, seed))
     return [index for index in range(len(labels)) if index not in out], sorted(out)
+
+
+def capped(splits: Mapping[str, Rows], notes: dict[str, str], data: DataConfig) -> dict[str, Rows]:
+    """The splits within the settings' numbers of rows; notes say what is left of what."""
+    result = {}
+    for name, rows in splits.items():
+        limit = data.train_rows if name == "train" else data.evaluation_rows
+        if limit is not None and limit < len(rows.labels):
+            notes[name] += f", {limit} of {len(rows.labels)} rows (stratified, seed {SEED})"
+            rows = part(rows, stratified_part(rows.labels, limit, SEED))
+        result[name] = rows
+    return result
+
+
+def part(rows: Rows, indices: Sequence[int]) -> Rows:
+    """These rows of a split, in this order."""
+    return Rows(texts=[rows.texts[index] for index in indices], labels=[rows.labels[index] for index in indices])
 
 
 def _strata(labels: Sequence[float]) -> np.ndarray:

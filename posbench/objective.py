@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -34,11 +34,14 @@ class Scores:
         rows: measurements, each with split, length, metric, value (NaN where undefined), n, higher_is_better, primary.
         arrays: per-example arrays by '<split>/<what>'.
         degenerate: why the scores say nothing, such as one answer throughout; empty otherwise.
+        apart: measurements under another label than the trial's, or without a value: as rows, with 'variant' (what
+            took the encoding's place, or None) and, where it was refused, status and reason.
     """
 
     rows: list[dict[str, Any]]
     arrays: dict[str, np.ndarray]
     degenerate: str = ""
+    apart: list[dict[str, Any]] = field(default_factory=list)
 
 
 class Objective(ABC):
@@ -79,6 +82,10 @@ class Objective(ABC):
     @abstractmethod
     def sample(self) -> Tensor:
         """(1, L) int64 token ids of one training row."""
+
+    def told(self) -> str:
+        """How the task is scored, where a reader must know more than its metric's name; empty otherwise."""
+        return ""
 
     def constant(self, split: str) -> float | None:
         """The primary score of the best answer that looks at no input; None where there is no such thing."""

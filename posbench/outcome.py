@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from posbench import cost, environment, provenance, results
-from posbench.config import digest, to_plain
+from posbench.config import EncodingChoice, digest, to_plain
 from posbench.objective import objective_of
 from posbench.plots import CURVE_COLUMNS
 from posbench.report import StudyResults
@@ -35,7 +35,7 @@ def study_results(plan: Plan, records: Mapping[str, Record], folder: Path) -> St
     curves = [
         point
         for point in _curves(plan.trials, records)
-        if point["metric"] == f"{_selection(primary[point['task']])}/{primary[point['task']].task.primary}"
+        if point["metric"] in _drawn(primary[point["task"]])
     ]
     return StudyResults(
         title=f"posbench: {plan.trials[0].suite.title}, preset {study.preset}",
@@ -95,7 +95,16 @@ def _rows(trial: Trial, record: Record, costs: Mapping[str, Any]) -> Iterable[di
             }
         return
     for row in record.rows:
-        yield {**common, **row, "length": None}
+        # A labelled row has the length that it has; only running text is scored at lengths of one's choice.
+        yield {**common, **row, "length": None if trial.task.labelled else row["length"]}
+    for row in record.facts.get("apart", ()):
+        variant = row["variant"]
+        own = {name: value for name, value in row.items() if name != "variant"}
+        if variant:
+            # It was not trained, and costs what it costs the trained one.
+            own |= {"encoding": f"{record.label}{results.VARIANT}{variant}",
+                    "options": EncodingChoice.parse(variant).options}
+        yield {**common, **own}
 
 
 def _curves(trials: Iterable[Trial], records: Mapping[str, Record]) -> Iterable[dict[str, Any]]:
@@ -106,8 +115,10 @@ def _curves(trials: Iterable[Trial], records: Mapping[str, Record]) -> Iterable[
                 yield {"encoding": record.label, "task": trial.config.task, "seed": trial.config.seed, **point}
 
 
-def _selection(trial: Trial) -> str:
-    return load_rows(trial.config.suite, trial.config.task, trial.config.data)[0].selection
+def _drawn(trial: Trial) -> tuple[str, ...]:
+    """The curves of a task that are drawn: its score on the selection split, and the loss of a language model."""
+    selection = load_rows(trial.config.suite, trial.config.task, trial.config.data)[0].selection
+    return (f"{selection}/{trial.task.primary}", *(() if trial.task.labelled else ("train/loss",)))
 
 
 def _costs(plan: Plan, folder: Path) -> list[dict[str, Any]]:
@@ -144,6 +155,7 @@ def _costs(plan: Plan, folder: Path) -> list[dict[str, Any]]:
         trial.config.model,
         trial.config.train,
         shape,
+        models={label: trial.config.model for label, trial in encodings.items()},
     )
     write_atomically(
         folder / COSTS,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import math
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -71,6 +71,54 @@ def learning_curves(frame: pd.DataFrame, path: Path, *, note: str = "") -> list[
         figure.legend([lines[name] for name in named], named, loc="outside right upper", title="encoding",
                       frameon=False)
         caption = f"Mean over seeds, band: 95 % t interval, large cross: a seed has no finite value beyond. {note}"
+        figure.suptitle(textwrap.fill(caption.strip(), int(12 * wide)), fontsize=10, x=0.01, ha="left")
+        return save(figure, path)
+
+
+def by_length(frame: pd.DataFrame, path: Path, *, trained: Mapping[str, int], note: str = "") -> list[Path]:
+    """One panel for each task and metric: mean over seeds against the length, the band as in `learning_curves`.
+
+    Args:
+        frame: scored rows of the tidy table, of tasks that are scored at several lengths.
+        path: where to write, without a suffix.
+        trained: by task the length of training, where a vertical line stands.
+        note: ends the caption.
+    """
+    panels = [(key, rows) for key, rows in frame[frame["length"].notna()].groupby(["task", "metric"], sort=False)
+              if rows["length"].nunique() > 1]
+    encodings = list(dict.fromkeys(frame["encoding"]))
+    chosen = looks(encodings)
+    across = min(3, len(panels))
+    down = math.ceil(len(panels) / across)
+    with style():
+        wide = 4.0 * across
+        legend = 0.9 + 0.1 * max(len(str(name)) for name in encodings)
+        figure = Figure(figsize=(wide + legend, 2.9 * down + 0.9), layout="constrained")
+        axes = figure.subplots(down, across, squeeze=False).ravel()
+        for axis in axes[len(panels):]:
+            axis.set_axis_off()
+        for axis, ((task, metric), points) in zip(axes, panels, strict=False):
+            axis.set_xscale("log", base=2)
+            axis.axvline(trained[str(task)], color="0.3", lw=1.0, ls=":")
+            for place, (encoding, look) in enumerate(chosen.items()):
+                own = points[points["encoding"] == encoding].astype({"length": int})
+                if own.empty:
+                    continue
+                thin = {"linewidth": 2.8 - 1.2 * place / len(chosen), "markersize": 7 - 2.5 * place / len(chosen)}
+                sns.lineplot(data=own, x="length", y="value", ax=axis, errorbar=_band, label=encoding, legend=False,
+                             err_kws={"alpha": 0.4 / max(len(chosen), 3), "linewidth": 0}, **{**look, **thin})
+            shown = sorted(set(map(int, points["length"])))
+            axis.set_xticks(shown, [str(length) for length in shown], fontsize=8)
+            axis.minorticks_off()
+            axis.set_title(f"{task} (n = {_seeds(points)})")
+            axis.set_xlabel("tokens")
+            axis.set_ylabel(str(metric))
+        lines = {line.get_label(): line for axis in axes for line in axis.get_lines()}
+        named = [name for name in encodings if name in lines]
+        figure.legend([lines[name] for name in named], named, loc="outside right upper", title="encoding",
+                      frameon=False)
+        caption = ("Mean over seeds, band: 95 % t interval; dotted line: trained length. Where a line ends early the "
+                   f"encoding is refused beyond. {note}")
         figure.suptitle(textwrap.fill(caption.strip(), int(12 * wide)), fontsize=10, x=0.01, ha="left")
         return save(figure, path)
 

@@ -49,6 +49,9 @@ and not run."""
 WITHOUT_VALUE = ("diverged", "failed", "refused", "missing")
 """Statuses of trials that have no score."""
 
+VARIANT = " -> "
+"""In a label, between a trained encoding and what took its place at scoring, without training."""
+
 _TEXT = ("fingerprint", "encoding", "options", "suite", "task", "split", "metric", "status", "reason")
 _COUNTS = ("seed", "length", "n", "parameters")
 _FLAGS = ("higher_is_better", "primary")

@@ -81,6 +81,7 @@ class _Run:
         began = time.time()
         status, reason = "done", ""
         rows: list[dict[str, Any]] = []
+        apart: list[dict[str, Any]] = []
         predictions: dict[str, np.ndarray] = {}
         try:
             self._fit()
@@ -89,10 +90,11 @@ class _Run:
                 predictions |= scores.arrays
                 # An undefined score, such as the correlation with a constant, counts as 0 and is told.
                 rows += [row | {"value": 0.0 if math.isnan(row["value"]) else row["value"]} for row in scores.rows]
+                apart += scores.apart
                 if scores.degenerate:
                     status, reason = "degenerate", scores.degenerate
         except Diverged as error:
-            status, reason, rows, predictions = "diverged", str(error), [], {}
+            status, reason, rows, apart, predictions = "diverged", str(error), [], [], {}
         ended = time.time()
         facts = {
             "data_hash": self.data_hash,
@@ -111,6 +113,8 @@ class _Run:
             "ended": ended,
             **environment.facts(),
         }
+        if apart:
+            facts["apart"] = apart
         if self.device.type == "cuda":
             facts["peak_memory"] = torch.cuda.max_memory_allocated()
         record = Record(

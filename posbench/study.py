@@ -106,6 +106,8 @@ def plan(study: StudyConfig, *, skip_missing: bool = False) -> Plan:
     Raises:
         UserError: also where an encoding's positions end before the longest sequence that the study allows.
     """
+    from posbench.objective import objective_of
+
     trials: list[Trial] = []
     skipped: dict[str, str] = {}
     for task in study.tasks:
@@ -127,6 +129,9 @@ def plan(study: StudyConfig, *, skip_missing: bool = False) -> Plan:
             )
     for trial in {trial.config.encoding.label: trial for trial in trials}.values():
         _fits(trial)
+    for trial in {trial.config.task: trial for trial in trials if not trial.task.labelled}.values():
+        # Texts have no rows that were checked one by one: what is too short or too long for the settings shows here.
+        objective_of(trial)
     left = tuple(task for task in study.tasks if task not in skipped)
     return Plan(override(study, {"tasks": left}), tuple(trials), skipped)
 
@@ -136,7 +141,9 @@ def _fits(trial: Trial) -> None:
     import torch
 
     from posbench.objective import kind_of
+    from posbench.variants import exchanged
 
+    head = kind_of(trial).head(trial.task, 8)
     longest = trial.config.data.max_length
     try:
         with torch.device("meta"):
@@ -146,8 +153,11 @@ def _fits(trial: Trial) -> None:
                 trial.options,
                 vocabulary=8,
                 length=longest,
-                head=kind_of(trial).head(trial.task, 8),
+                head=head,
             )
+            for variant in trial.variants:
+                with exchanged(model, variant, vocabulary=8, length=longest, head=head):
+                    pass
         limit = model.encoding(0).max_length
     except UserError:
         raise
@@ -168,7 +178,8 @@ def claim(folder: Path, study: StudyConfig) -> None:
     mine = to_plain(study)
     known = folder / IDENTITY
     if is_file(known):
-        theirs = read_identity(folder)
+        # By way of the settings' class, so that one which is new since then has its default on both sides.
+        theirs = to_plain(build(StudyConfig, read_identity(folder), where=str(known)))
         if differences := _differences(_settings(theirs), _settings(mine)):
             raise UserError(
                 f"folder '{folder}' belongs to another study ({'; '.join(differences[:3])}): "

@@ -9,13 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from posbench.errors import UserError
 from posbench.seeds import numpy_generator
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 PAD, CLS, SEP = "[PAD]", "[CLS]", "[SEP]"
+TRAINED = ("wordpiece", "bpe", "bytes", "characters", "spaced")
+"""Tokenizers that are made from the training rows alone; every other name is a file's."""
+WORDS = "words:"
+"""Before a vocabulary's path: whole words of it are tokens, as few as spell a text, also where no spaces part them."""
 # Batches are cut from windows of this many batches, sorted by length inside: little padding, and still random. A wider
 # window would put the same rows of a small set together in every pass.
 WINDOW = 4
@@ -33,6 +37,7 @@ class Encoded:
         lengths: (N,) int64 real tokens of each row, special tokens included.
         labels: (N,) int64 classes or float32 numbers.
         cut: rows that lost tokens to the length limit.
+        full: (N,) int64 tokens that each row would have without the limit.
     """
 
     ids: np.ndarray
@@ -40,17 +45,29 @@ class Encoded:
     lengths: np.ndarray
     labels: np.ndarray
     cut: int
+    full: np.ndarray
 
     def __len__(self) -> int:
         return len(self.lengths)
 
 
 def trained_tokenizer(kind: str, texts: Iterable[str], vocabulary: int) -> Tokenizer:
-    """A tokenizer from the training rows alone: 'wordpiece' (lower case, as BERT's) or 'bpe' (bytes, as GPT-2's)."""
+    """A tokenizer from the training rows alone.
+
+    Args:
+        kind: 'wordpiece' (lower case, as BERT's), 'bpe' (bytes, as GPT-2's), 'bytes' (of UTF-8), 'characters' (the most
+            frequent ones), or 'spaced' (whatever stands between spaces).
+        texts: of the training rows. vocabulary: largest number of tokens.
+    """
     if kind == "wordpiece":
         return _trained_wordpiece(list(texts), vocabulary)
+    if kind == "bytes":
+        return _bytes()
+    if kind in ("characters", "spaced"):
+        return _counted(texts, vocabulary, pre_tokenizers.WhitespaceSplit() if kind == "spaced" else
+                        pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated"))
     if kind != "bpe":
-        raise UserError(f"tokenizer '{kind}': give 'wordpiece', 'bpe' or the path of a vocabulary file")
+        raise UserError(f"tokenizer '{kind}': give {', '.join(TRAINED)} or the path of a vocabulary file")
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     tokenizer.decoder = decoders.ByteLevel()
@@ -85,8 +102,40 @@ def _trained_wordpiece(texts: Sequence[str], vocabulary: int) -> Tokenizer:
     return _bert_like(models.WordPiece(tokenizer.get_vocab(), unk_token="[UNK]"))
 
 
-def tokenizer_from_file(path: Path) -> Tokenizer:
-    """A vocabulary that the user brings: a WordPiece list (vocab.txt, one token a line) or a tokenizer.json."""
+def _bytes() -> Tokenizer:
+    """256 tokens for the bytes, behind the special ones: no byte is mistaken for padding."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({token: index for index, token in enumerate([*SPECIAL, *alphabet])}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _counted(texts: Iterable[str], vocabulary: int, parts: pre_tokenizers.PreTokenizer) -> Tokenizer:
+    """The most frequent parts as tokens, ties in the order of their characters; all others are unknown."""
+    counts = Counter(part for text in texts for part, _ in parts.pre_tokenize_str(text))
+    kept = sorted(counts, key=lambda part: (-counts[part], part))[: vocabulary - len(SPECIAL)]
+    vocab = {token: index for index, token in enumerate([*SPECIAL, *kept])}
+    tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = parts
+    return tokenizer
+
+
+def _fewest(tokens: Sequence[str]) -> Tokenizer:
+    """Of all ways to spell a text with these words, one with the fewest; inner pieces ('##a') are left out."""
+    words = [token for token in tokens if not token.startswith("##") or token in SPECIAL]
+    tokenizer = Tokenizer(models.Unigram([(token, -1.0) for token in words], words.index("[UNK]"), False))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True, handle_chinese_chars=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    return tokenizer
+
+
+def tokenizer_from_file(path: Path, *, words: bool = False) -> Tokenizer:
+    """A vocabulary that the user brings: a WordPiece list (vocab.txt, one token a line) or a tokenizer.json.
+
+    Args:
+        words: the list's entries are whole words, as in WoBERT's for Chinese, and a text is spelled with few of them.
+    """
     if not path.is_file():
         raise UserError(
             f"tokenizer file '{path}' does not exist: give 'wordpiece', 'bpe' or the path of a vocabulary file"
@@ -98,7 +147,9 @@ def tokenizer_from_file(path: Path) -> Tokenizer:
             raise UserError(f"tokenizer file '{path}' cannot be read: {error}") from None
     else:
         tokens = path.read_text(encoding="utf-8").replace("\r\n", "\n").removesuffix("\n").split("\n")
-        tokenizer = _bert_like(
+        if words and "[UNK]" not in tokens:
+            raise UserError(f"tokenizer file '{path}' lacks [UNK]: add it to the vocabulary")
+        tokenizer = _fewest(tokens) if words else _bert_like(
             models.WordPiece({token: index for index, token in enumerate(tokens)}, unk_token="[UNK]")
         )
     missing = [token for token in (PAD, CLS, SEP) if tokenizer.token_to_id(token) is None]
@@ -147,6 +198,7 @@ def encode(
         types=types,
         lengths=lengths,
         cut=int((full > lengths).sum()),
+        full=full,
         labels=np.asarray(labels, dtype=np.int64 if whole else np.float32),
     )
 

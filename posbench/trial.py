@@ -9,16 +9,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from posbench.config import DataConfig, TrialConfig, digest, to_plain
+from tokenizers import Tokenizer
+
+from posbench.config import DataConfig, EncodingChoice, EvaluationConfig, TrialConfig, digest, to_plain
 from posbench.data import data_hash
 from posbench.encoding import Encoding
 from posbench.errors import UserError, nearest, reason_of
 from posbench.options import build_options, encoding_class
 from posbench.registry import ENCODINGS, SUITES, Plugin
 from posbench.suite import Suite, Task, TaskData
-from posbench.tokens import Encoded, encode, tokenizer_from_file, trained_tokenizer
+from posbench.tokens import TRAINED, WORDS, Encoded, encode, tokenizer_from_file, trained_tokenizer
 
-TRAINED = ("wordpiece", "bpe")
+
+@dataclass(frozen=True)
+class Variant:
+    """An encoding that takes the trained one's place at scoring: its label, its file and its complete Config."""
+
+    label: str
+    plugin: Plugin
+    options: Any
 
 
 @dataclass(frozen=True)
@@ -28,6 +37,7 @@ class Trial:
     Attributes:
         config: what the user asked for. plugin: the encoding's file. options: its complete Config.
         suite, task: what is trained. fingerprint: SHA-256 of everything that the result depends on.
+        variants: what the trained model is scored with beside its own encoding.
     """
 
     config: TrialConfig
@@ -36,6 +46,7 @@ class Trial:
     suite: Suite
     task: Task
     fingerprint: str
+    variants: tuple[Variant, ...] = ()
 
     @property
     def encoding(self) -> type[Encoding]:
@@ -56,10 +67,33 @@ def resolve(config: TrialConfig) -> Trial:
     Raises:
         UserError: an unknown name, a wrong option, unreadable data.
     """
-    plugin = ENCODINGS.load(config.encoding.name)
+    plugin, options, named = _chosen(config.encoding)
+    suite = load_suite(config.suite)
+    if config.task not in suite.tasks:
+        raise UserError(f"suite '{suite.name}' has no task '{config.task}', {nearest(config.task, suite.tasks)}")
+    plain = to_plain(config)
+    plain["encoding"] = named
+    plain["suite"] = {"name": suite.name, "version": suite.version}
+    for place in ("path", "revision", "source"):
+        del plain["data"][place]
+    plain["data"]["hash"] = load_rows(config.suite, config.task, config.data)[1]
+    if config.data.tokenizer not in TRAINED:
+        place = config.data.tokenizer.removeprefix(WORDS)
+        plain["data"]["tokenizer"] = config.data.tokenizer.removesuffix(place) + _file_hash(place)
+    variants = [(choice.label, *_chosen(choice)) for choice in config.evaluation.variants_of(config.encoding.label)]
+    plain["evaluation"]["variants"] = [name for *_, name in variants]
+    if config.evaluation == EvaluationConfig():
+        del plain["evaluation"]
+    return Trial(config, plugin, options, suite, suite.tasks[config.task], digest(plain),
+                 tuple(Variant(*parts) for *parts, _ in variants))
+
+
+def _chosen(choice: EncodingChoice) -> tuple[Plugin, Any, dict[str, Any]]:
+    """An encoding's file, its complete Config, and both as plain values for a fingerprint."""
+    plugin = ENCODINGS.load(choice.name)
     encoding = encoding_class(plugin.name, plugin.value)
     try:
-        options = build_options(plugin.name, encoding, config.encoding.options)
+        options = build_options(plugin.name, encoding, choice.options)
         plain_options = dataclasses.asdict(options)
         digest(plain_options)
     except UserError:
@@ -68,18 +102,7 @@ def resolve(config: TrialConfig) -> Trial:
         raise UserError(
             f"encoding '{plugin.name}': its Config is no frozen dataclass of plain values ({reason_of(error)})"
         ) from error
-    suite = load_suite(config.suite)
-    if config.task not in suite.tasks:
-        raise UserError(f"suite '{suite.name}' has no task '{config.task}', {nearest(config.task, suite.tasks)}")
-    plain = to_plain(config)
-    plain["encoding"] = {"name": plugin.name, "options": plain_options, "source": _sources(plugin, options)}
-    plain["suite"] = {"name": suite.name, "version": suite.version}
-    for place in ("path", "revision", "source"):
-        del plain["data"][place]
-    plain["data"]["hash"] = load_rows(config.suite, config.task, config.data)[1]
-    if config.data.tokenizer not in TRAINED:
-        plain["data"]["tokenizer"] = _file_hash(config.data.tokenizer)
-    return Trial(config, plugin, options, suite, suite.tasks[config.task], digest(plain))
+    return plugin, options, {"name": plugin.name, "options": plain_options, "source": _sources(plugin, options)}
 
 
 @functools.cache
@@ -111,17 +134,21 @@ def load_rows(suite: str, task: str, data: DataConfig) -> tuple[TaskData, str]:
 def load_encoded(suite: str, task: str, data: DataConfig) -> tuple[dict[str, Encoded], int]:
     """Every split as token ids, and the number of ids. The vocabulary comes from the training rows alone."""
     rows, _ = load_rows(suite, task, data)
-    if data.tokenizer in TRAINED:
-        texts = (text for row in rows.splits["train"].texts for text in row)
-        tokenizer = trained_tokenizer(data.tokenizer, texts, data.vocabulary)
-    else:
-        tokenizer = tokenizer_from_file(Path(data.tokenizer))
+    tokenizer = tokenizer_of(rows, data)
     whole = load_suite(suite).tasks[task].kind == "classification"
     splits = {
         name: encode(tokenizer, split.texts, split.labels, data.max_length, whole=whole)
         for name, split in rows.splits.items()
     }
     return splits, tokenizer.get_vocab_size()
+
+
+def tokenizer_of(rows: TaskData, data: DataConfig) -> Tokenizer:
+    """The tokenizer that the settings name, from the training rows where it is made and not brought."""
+    if data.tokenizer in TRAINED:
+        texts = (text for row in rows.splits["train"].texts for text in row)
+        return trained_tokenizer(data.tokenizer, texts, data.vocabulary)
+    return tokenizer_from_file(Path(data.tokenizer.removeprefix(WORDS)), words=data.tokenizer.startswith(WORDS))
 
 
 def _sources(plugin: Plugin, options: Any) -> str:

@@ -9,13 +9,13 @@ from functools import partial
 
 import pandas as pd
 
-from posbench import plots
+from posbench import lengths, plots
 from posbench.cells import Column
 from posbench.comparison import ALL_TASKS, Comparison, Difference, compare
 from posbench.errors import UserError
 from posbench.numerals import NONE, amount, compared, number, p_value, span
 from posbench.report import Document, Figure, Report, StudyResults
-from posbench.results import STATUSES
+from posbench.results import STATUSES, VARIANT
 from posbench.tables import Table
 
 STATED = ("suite", "preset", "data source", "machine", "threads", "versions")
@@ -23,6 +23,10 @@ STATED = ("suite", "preset", "data source", "machine", "threads", "versions")
 
 RANKED = 5
 """Tasks from which on ranks are tested and drawn; over fewer, whole ranks hardly average out."""
+
+
+BY_POSITION = "bits by position"
+"""A score of so many lengths that it is drawn, and not printed."""
 
 
 class Scoreboard(Report):
@@ -36,7 +40,7 @@ class Scoreboard(Report):
         comparison = compare(context.frame, baseline=context.baseline, alpha=context.alpha)
         # Tables and figures are copied out of their page, so each says on how many trials it rests, and on what data.
         note = "Generated data." if _generated(context) else ""
-        common = tuple(filter(None, (_counted(context.frame), note)))
+        common = tuple(filter(None, (_counted(lengths.trained(context.frame)), note)))
         parts: list[Table | Figure] = [_quality(comparison, common)]
         if comparison.differences:
             parts.append(_differences(comparison, common))
@@ -45,8 +49,14 @@ class Scoreboard(Report):
             if len(comparison.ranking.tasks) >= RANKED:
                 draw = partial(plots.rank_plot, comparison, note=note)
                 parts.append(Figure(title="Average ranks", name="ranks", draw=draw))
-        parts += [_costs(context.costs, comparison.encodings), _ran(context.frame)]
-        parts += [*_broken(context.frame), _columns(comparison.columns)]
+        trained = lengths.trained(context.frame)
+        parts += lengths.tables(context.frame, common, left_out=(BY_POSITION,))
+        if not lengths.several(context.frame).empty:
+            parts.append(Figure(title="Scores by length", name="lengths",
+                                draw=partial(plots.by_length, lengths.several(context.frame),
+                                             trained=lengths.trained_lengths(context.frame), note=note)))
+        parts += [_costs(context.costs, list(dict.fromkeys(trained["encoding"]))), _ran(trained)]
+        parts += [*_broken(trained), _columns(comparison.columns)]
         if not context.curves.empty:
             parts.append(Figure(title="Learning curves", name="curves",
                                 draw=partial(plots.learning_curves, context.curves, note=note)))
@@ -234,7 +244,7 @@ def _head(column: Column) -> str:
 def _score(comparison: Comparison, encoding: str, column: Column) -> str:
     cell = comparison.cells[encoding, column.label]
     if cell.estimate is None:
-        return _trouble(cell.trouble)
+        return _untrained(encoding, cell.trouble) or _trouble(cell.trouble)
     digits = _digits(comparison, column)
     mark = "†" if cell.counts["degenerate"] else ""  # in front, so that the digits stay below one another
     half = f" ±{number(cell.estimate.half_width, digits)}" if cell.estimate.n > 1 else ""
@@ -244,7 +254,8 @@ def _score(comparison: Comparison, encoding: str, column: Column) -> str:
 def _change(comparison: Comparison, encoding: str, column: Column) -> str:
     entry = comparison.differences[encoding, column.label]
     if entry.estimate is None:
-        return _trouble(entry.verdict.removeprefix("not compared: "))
+        told = entry.verdict.removeprefix("not compared: ")
+        return _untrained(encoding, told) or _trouble(told)
     digits = _digits(comparison, column)
     half = f" ±{number(entry.estimate.half_width, digits)}" if entry.estimate.n > 1 else ""
     text = f"{number(entry.estimate.mean, digits, sign=True)}{half}"
@@ -257,16 +268,21 @@ def _decided(entry: Difference) -> bool:
     return entry.estimate is not None and not entry.verdict.startswith("needs")
 
 
+def _untrained(encoding: str, trouble: str) -> str:
+    """A variant is scored in some tasks alone; it is missing in no other."""
+    return NONE if VARIANT in encoding and trouble in ("missing", "no seed in common") else ""
+
+
 def _trouble(text: str) -> str:
     """On lines of its own, so that a long reason does not widen its column."""
     return textwrap.fill(text, 11)
 
 
 def _digits(comparison: Comparison, column: Column) -> int:
-    """Decimals of a column: scores up to 1 have three and no zero before the point, larger ones two or one."""
+    """Decimals of a column: scores below 10 have three, larger ones two or one; up to 1 no zero before the point."""
     largest = max((abs(value) for encoding in comparison.encodings
                    for value in comparison.cells[encoding, column.label].values.values()), default=0.0)
-    return 3 if largest <= 1 else 2 if largest < 1000 else 1
+    return 3 if largest < 10 else 2 if largest < 1000 else 1
 
 
 REPORT = Scoreboard()

@@ -7,12 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from posbench.config import DataConfig
-from posbench.data import MissingTask, find_file, held_out, read_json_rows, read_table, stratified_part
+from posbench.data import SEED, MissingTask, capped, find_file, held_out, part, read_json_rows, read_table
 from posbench.errors import UserError
 from posbench.suite import Rows, Task, TaskData
-
-# One part for all trials: which rows are held out must not change with the seed of a trial.
-SEED = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,19 +192,3 @@ def _leave_out(splits: dict[str, Rows], notes: dict[str, str]) -> None:
     if gone := len(splits["train"].texts) - len(stay):
         notes["train"] += f", {gone} rows left out whose texts are in an evaluation split"
         splits["train"] = part(splits["train"], stay)
-
-
-def capped(splits: dict[str, Rows], notes: dict[str, str], data: DataConfig) -> dict[str, Rows]:
-    """The splits within the settings' numbers of rows; notes say what is left of what."""
-    result = {}
-    for name, rows in splits.items():
-        limit = data.train_rows if name == "train" else data.evaluation_rows
-        if limit is not None and limit < len(rows.labels):
-            notes[name] += f", {limit} of {len(rows.labels)} rows (stratified, seed {SEED})"
-            rows = part(rows, stratified_part(rows.labels, limit, SEED))
-        result[name] = rows
-    return result
-
-
-def part(rows: Rows, indices: list[int]) -> Rows:
-    return Rows(texts=[rows.texts[index] for index in indices], labels=[rows.labels[index] for index in indices])

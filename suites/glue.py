@@ -9,13 +9,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from posbench.suites._glue_files import capped, load_folder, read_rows
+from posbench.suites._glue_files import load_folder, read_rows
 from posbench.suites._glue_generated import generated
 from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
 from posbench.config import DataConfig
-from posbench.data import hub_rows
+from posbench.data import capped, hub_rows
 from posbench.errors import UserError
 from posbench.suite import Metric, Rows, Suite, Task, TaskData
 

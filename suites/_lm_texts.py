@@ -1,0 +1,97 @@
+"""Texts of language models, as bytes, and where their splits lie.
+
+A text is kept as one string with a character for each byte (Latin-1), so that no byte is lost or made up.
+"""
+
+from __future__ import annotations
+
+import gzip
+import importlib
+import platform
+import zlib
+from pathlib import Path
+
+from posbench.config import DataConfig
+from posbench.data import MissingTask, find_file
+from posbench.errors import UserError
+from posbench.suite import Rows, TaskData
+
+# The usual split of these two, by bytes: 90, 5 and 5 million.
+WHOLE = 100_000_000
+TEXT8 = frozenset(b"abcdefghijklmnopqrstuvwxyz ")
+
+
+def load_text(task: str, data: DataConfig) -> TaskData:
+    """Train, validation and test of a text.
+
+    Raises:
+        MissingTask: the task's file is not there.
+        UserError: the file is empty, cannot be read, or is no text8; or this Python has no documentation.
+    """
+    if task == "docs":
+        if data.source != "python":
+            raise UserError("task docs is the documentation that comes with Python and read from no files: use --tasks "
+                            "text for a text of your own")
+        return _cut(_documentation(), f"of {_source()}", data.held_out)
+    if data.source != "folder" or data.path is None:
+        raise MissingTask(f"task {task}: its text is read from a file: give its folder with --data DIR")
+    path = _file(task, Path(data.path))
+    text = _bytes(path)
+    if task == "text8" and (strange := set(text.rstrip(b"\n")) - TEXT8):
+        raise UserError(f"{path}: byte {min(strange):#04x} at {text.index(min(strange))} is none of text8's 27 (a to z "
+                        "and the space): give text8, or use --tasks text")
+    return _cut(text, f"of {path.name}", data.held_out)
+
+
+def _file(task: str, place: Path) -> Path:
+    if place.is_file():
+        return place
+    if not place.is_dir():
+        raise UserError(f"data folder '{place}' does not exist: give the folder that holds the text")
+    if task != "text":
+        path = find_file(place, (task,)) or next(
+            (found for folder in sorted(place.iterdir()) if folder.is_dir() and (found := find_file(folder, (task,)))),
+            None)
+        if path is None:
+            raise MissingTask(f"task {task}: no file '{task}' or '{task}.gz' in {place}")
+        return path
+    files = sorted(path for path in place.iterdir() if path.is_file() and not path.name.startswith("."))
+    if len(files) != 1:
+        raise MissingTask(f"task text: {len(files)} files in {place}, and one is needed: give a folder with one text, "
+                          "or the file itself")
+    return files[0]
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        content = path.read_bytes()
+        content = gzip.decompress(content) if path.suffix == ".gz" else content
+    except (OSError, EOFError, zlib.error) as error:
+        raise UserError(f"{path}: cannot be read ({error}): give an intact file") from None
+    if not content:
+        raise UserError(f"{path}: the file is empty")
+    return content
+
+
+def _cut(text: bytes, source: str, share: float) -> TaskData:
+    """Training bytes first, then validation, then test, half of the share each; borders may lie inside a character."""
+    held = 5_000_000 if len(text) == WHOLE else int(len(text) * share / 2)
+    parts = {"train": text[: len(text) - 2 * held], "validation": text[len(text) - 2 * held : len(text) - held],
+             "test": text[len(text) - held :]}
+    splits = {name: Rows(texts=[(part.decode("latin-1"),)] if part else [], labels=[]) for name, part in parts.items()}
+    notes = {name: f"{len(part):,} bytes {source}, {len(set(part))} different ones" for name, part in parts.items()}
+    return TaskData(splits=splits, scored=("test",), notes=notes)
+
+
+def _documentation() -> bytes:
+    """The topics of Python's help(), in the order of their names."""
+    try:
+        topics = importlib.import_module("pydoc_data.topics").topics
+    except ImportError:
+        raise UserError("this Python has no pydoc_data.topics, the text of the task docs: use --tasks text with "
+                        "--data DIR") from None
+    return "\n".join(topics[name].strip() + "\n" for name in sorted(topics)).encode()
+
+
+def _source() -> str:
+    return f"the topics of Python {platform.python_version()}'s help()"

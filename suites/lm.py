@@ -1,0 +1,127 @@
+"""Language models of bytes: how many bits a byte costs, by the length of the window and the place in it.
+
+RoFormer's section 4.4 compares Performers with and without rotation on enwik8 by their loss curves. 'With' may mean
+three things: rotated before the feature map (the code that it cites), after it in the numerator (its Eq. 19), or after
+it in both sums; 'without' is a learned table in that code. All are choices of one study here, beside softmax attention.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from posbench.suites._lm_texts import load_text
+
+from posbench.config import DataConfig
+from posbench.corpus import Corpus
+from posbench.suite import Metric, Suite, Task, TaskData
+
+
+def _bits(*, gold: np.ndarray, predicted: np.ndarray) -> float:
+    """Bits a byte from `predicted`, the nats that each byte of `gold` costs: their sum over their number."""
+    return float(predicted.sum() / len(gold) / np.log(2))
+
+
+BITS = Metric(name="bits per byte", function=_bits, higher_is_better=False)
+TASKS = {name: Task(name=name, texts=("text",), kind="language-model", metrics=(BITS,), primary="bits per byte",
+                    evaluations=("test",)) for name in ("docs", "enwik8", "text8", "text")}
+# Softmax attention is the control; the other four are Performers.
+PERFORMER = "+attention=linear"
+CHOICES = ("learned", "rope", "nope", "alibi", f"learned{PERFORMER}", f"rope{PERFORMER}+rotation=before",
+           f"rope{PERFORMER}+rotation=numerator", f"rope{PERFORMER}+rotation=both")
+DECODER = {
+    "baseline": f"learned{PERFORMER}",
+    "model.shape": "decoder",
+    "model.token_types": 0,
+    "evaluation.longest": 8,
+}
+
+
+class LanguageModels(Suite):
+    """Running texts: Python's own documentation, enwik8, text8, or any file."""
+
+    name, title, version = "lm", "Language models", "1"
+    tasks = TASKS
+    encodings = CHOICES
+    presets = {
+        "mini": DECODER | {
+            "seeds": (0, 1, 2),
+            "tasks": ("docs",),
+            "data.source": "python",
+            "data.max_length": 64,
+            "evaluation.tokens": 4096,
+            "model.width": 64,
+            "model.layers": 2,
+            "model.heads": 4,
+            "model.feedforward": 256,
+            "model.dropout": 0.0,
+            "model.initial_std": 0.05,
+            "model.embedding_std": 0.05,
+            "train.steps": 1000,
+            "train.batch_size": 16,
+            "train.learning_rate": 3e-3,
+            "train.evaluations": 12,
+        },
+        # A text file of a few megabytes: an hour on two cores for eight choices and six seeds.
+        "real-mini": DECODER | {
+            "seeds": (0, 1, 2, 3, 4, 5),
+            "tasks": ("text",),
+            "data.source": "folder",
+            "data.max_length": 128,
+            "evaluation.tokens": 32768,
+            "model.width": 64,
+            "model.layers": 2,
+            "model.heads": 4,
+            "model.feedforward": 256,
+            "model.dropout": 0.0,
+            "model.initial_std": 0.05,
+            "model.embedding_std": 0.05,
+            "train.steps": 1000,
+            "train.batch_size": 16,
+            "train.learning_rate": 3e-3,
+            "train.evaluations": 20,
+        },
+        # All of enwik8, one GPU, hours.
+        "small": DECODER | {
+            "seeds": (0, 1, 2),
+            "tasks": ("enwik8",),
+            "data.source": "folder",
+            "data.max_length": 512,
+            "evaluation.tokens": 1048576,
+            "model.width": 384,
+            "model.layers": 6,
+            "model.heads": 6,
+            "model.feedforward": 1536,
+            "train.steps": 20000,
+            "train.batch_size": 64,
+            "train.learning_rate": 5e-4,
+            "train.evaluations": 20,
+        },
+        # RoFormer, section 4.4: 12 layers, 768 wide, 12 heads, rate 1e-4, batch 128, length 1024. The number of updates
+        # is read off its figure's axis (100 k); warm-up, decay, dropout, seeds and split are not stated. Its result is
+        # a loss curve, lower with rotation, and no number.
+        "paper": DECODER | {
+            "seeds": (0, 1, 2, 3, 4, 5),
+            "tasks": ("enwik8",),
+            "data.source": "folder",
+            "data.max_length": 1024,
+            "model.width": 768,
+            "model.layers": 12,
+            "model.heads": 12,
+            "model.feedforward": 3072,
+            "train.steps": 100000,
+            "train.batch_size": 128,
+            "train.learning_rate": 1e-4,
+            "train.evaluations": 50,
+        },
+    }
+
+    def objective(self, task: Task) -> Any:
+        return Corpus
+
+    def load(self, task: str, data: DataConfig) -> TaskData:
+        return load_text(task, data)
+
+
+SUITE = LanguageModels()
+"""Found by this name."""
