@@ -22,7 +22,7 @@ from posbench.arguments import (
     trials_at_once,
 )
 from posbench.console import Progress, described, say, short, terminal_width
-from posbench.errors import StorageError, UserError, one_line
+from posbench.errors import StorageError, Terminated, UserError, one_line
 from posbench.examination import bench, check
 from posbench.inspection import analyse
 
@@ -226,7 +226,7 @@ def main() -> None:
 
 def _terminated(number: int, frame: Any) -> None:
     sys.stderr.write("posbench: terminated; finished trials are kept, the same command goes on\n")
-    sys.exit(143)
+    raise Terminated(143)
 
 
 def _report(plan: Any, records: Any, folder: Path) -> list[Path]:

@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from posbench.config import ModelConfig, TrainConfig
 from posbench.encoding import HOOKS, Encoding, overrides
-from posbench.errors import reason_of
+from posbench.errors import Terminated, reason_of
 from posbench.transformer import Head, Transformer
 
 # The profiler's back end reports its own start and stop on standard error otherwise.
@@ -74,7 +74,7 @@ def measure(
         try:
             steps[label] = _step(cls, options, models.get(label, model), train, shape, device)
             _timed(steps[label][1], device)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, Terminated):
             raise
         except BaseException as error:  # the costs of the others are wanted all the same
             steps.pop(label, None)

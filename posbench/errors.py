@@ -37,6 +37,10 @@ class ContextLengthExceeded(UserError):
         return type(self), (self.encoding, self.limit, self.got, self.mend)
 
 
+class Terminated(SystemExit):
+    """The process was asked to end (SIGTERM): never a fault of the trial or plugin at work."""
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """The known names as a hint, nearest first: "did you mean 'rope'?" or "known: a, b"."""
     choices = sorted(known)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from posbench.config import to_plain
-from posbench.errors import ContextLengthExceeded, StorageError, UserError, reason_of
+from posbench.errors import ContextLengthExceeded, StorageError, Terminated, UserError, reason_of
 from posbench.store import Record, Store
 from posbench.trial import Trial, resolve
 
@@ -55,7 +55,7 @@ def run_and_keep(trial: Trial, store: Store) -> Record:
         record, predictions = failed(trial, "refused", str(error)), {}
     except UserError as error:
         record, predictions = failed(trial, "failed", str(error)), {}
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Terminated):
         raise
     except BaseException as error:  # a plugin that wants to leave, by SystemExit or worse, ends its trial alone
         reason = reason_of(error)

@@ -175,6 +175,22 @@ def test_a_worker_that_dies_takes_only_its_trial_along_and_jobs_change_no_number
         assert measured(records[one.fingerprint]) == measured(run_and_keep(one, Store(tmp_path / "alone")))
 
 
+def test_a_process_that_is_asked_to_end_leaves_its_trial_for_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from posbench import runner
+    from posbench.errors import Terminated
+
+    def asked(trial: Trial) -> None:
+        raise Terminated(143)
+
+    monkeypatch.setattr(runner, "run", asked)
+    one = trial()
+    with pytest.raises(Terminated):
+        run_and_keep(one, Store(tmp_path))
+    assert not Store(tmp_path).has(one.fingerprint)
+
+
 def test_what_changes_a_fingerprint_and_what_does_not(tmp_path: Path) -> None:
     base = trial().fingerprint
     for changed in (
