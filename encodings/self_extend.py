@@ -50,7 +50,8 @@ class SelfExtend(Rotary):
         given = self.config.window
         self.window = max(dimensions.length // 4, 1) if given is None else given
         if self.config.group in (None, 1):
-            self.properties = replace(self.properties, shift=True)
+            # Groups of one are rope itself.
+            self.properties = replace(self.properties, shift=True, factorises=self.config.group == 1)
 
     def grouped(self, positions: Tensor, side: Side) -> Tensor:
         """(B|1, L) int64 -> the same: where far pairs see these queries or keys."""

@@ -152,7 +152,7 @@ def canary(subject: Subject) -> float:
     classes, excess = 3, []
     frequent = -(-VOCABULARY // classes) / VOCABULARY  # the share of the most frequent remainder
     for step in range(STEPS + 2):
-        text = subject.tokens(32, subject.length + 1, name=f"text {step}")
+        text = subject.tokens(16, subject.length + 1, name=f"text {step}")
         answers, wanted = subject.read(model.train(step < STEPS + 1), text[:, :-1]), text[:, 1:] % classes
         if step < STEPS:
             optimizer.zero_grad()

@@ -67,7 +67,8 @@ class {cls}(Encoding):
 
     def offset_bias(self, distance: Tensor) -> Tensor:
         """(n,) key minus query positions, negative for keys behind -> (H, n)."""
-        return -functional.softplus(self.rate)[:, None] * distance.abs()
+        # In float32 whatever the model's dtype: bfloat16 holds no distance above 256 exactly.
+        return -functional.softplus(self.rate.float())[:, None] * distance.abs()
 
     # The other hooks; write those that your method needs and no more. B batch, H heads, L new tokens, Q queries,
     # K keys, D width, d head width. Positions are at.q (B|1, Q) and at.k (B|1, K), and never the indices of a tensor:

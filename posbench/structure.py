@@ -11,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from posbench.contract import check
 from posbench.encoding import Encoding, overrides
+from posbench.errors import UserError
 from posbench.positions import Positions
 from posbench.probe import KINDS, SHAPES, ContractError, Layer, Subject, relative
 
@@ -62,7 +63,7 @@ def _different(rows: Tensor) -> int:
 def decay(subject: Subject) -> float:
     """Share of the steps, over heads and distances, at which the mean logit between equal tokens does not fall."""
     length = subject.long
-    x = subject.inputs(batch=16, length=1).expand(-1, length, -1)
+    x = subject.inputs(batch=8, length=1).expand(-1, length, -1)
     logits = subject.layer().logits(x, subject.at(length))[..., -1, :].mean(0)
     falls = logits.diff(dim=-1)  # from the farthest key to the query's own
     return (falls <= 1e-9 * logits.abs().max()).double().mean().item()
@@ -101,7 +102,10 @@ def _long_enough(encoding: Encoding | type[Encoding]) -> bool:
     """Whether a rank can be seen to stop growing: options may end a table before that."""
     if isinstance(encoding, type):
         return True
-    limit = type(encoding)(replace(encoding.dimensions, length=256), encoding.config).max_length
+    try:
+        limit = type(encoding)(replace(encoding.dimensions, length=256), encoding.config).max_length
+    except UserError:
+        return False
     return limit is None or limit >= 256
 
 

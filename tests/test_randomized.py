@@ -37,12 +37,12 @@ def mask_of(lengths: list[int], width: int, left: bool) -> torch.Tensor:
 
 
 def test_declarations():
-    assert CLS.properties == Properties(cached=False, beyond="refused")
+    assert CLS.properties == Properties(cached=False, beyond="refused", monotone=False, factorises=True)
     assert made("randomized").properties == CLS.properties
     assert made("randomized", base="placebo").properties == Properties(
-        permutation=True, reversal=True, shift=True, beyond="refused")
+        permutation=True, reversal=True, shift=True, beyond="refused", monotone=False, factorises=False)
     assert made("randomized", base="learned").properties == Properties(
-        norm=False, single_key=False, cached=False, beyond="refused")
+        norm=False, single_key=False, cached=False, beyond="refused", monotone=False, factorises=True)
 
 
 @pytest.mark.parametrize("options", [

@@ -93,7 +93,8 @@ def padded(rows: list[int], width: int, left: bool) -> torch.Tensor:
 def test_declarations_are_the_truth_table(name):
     shift, norm, cached = TRUTH[name]
     cls = ENCODINGS.load(name).value
-    assert cls.properties == Properties(shift=shift, norm=norm, cached=cached)
+    assert cls.properties == Properties(shift=shift, norm=norm, cached=cached, monotone=False,
+                                        factorises=name != "self_extend")
     assert made(name, causal=True).properties == cls.properties
     assert cls.needs_causal == (name in ("xpos", "self_extend"))
 

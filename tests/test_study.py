@@ -182,7 +182,7 @@ def test_a_failed_trial_is_shown_and_the_exit_code_is_1(tmp_path: Path) -> None:
         "    paper = Paper(title='t', arxiv='2305.19466', equations='none')\n"
         "    properties = Properties(permutation=True, reversal=True, shift=True)\n"
         "    def embed(self, x, at):\n"
-        "        if x.shape[0] >= 16:\n            raise RuntimeError('out of luck')\n        return x\n"
+        "        if x.shape[0] > 16:\n            raise RuntimeError('out of luck')\n        return x\n"
         "ENCODING = Late\n"
     )
     arguments = [
@@ -289,7 +289,7 @@ def test_a_plugin_that_wants_to_leave_ends_its_own_trials_alone(tmp_path: Path, 
         'class Plugin(Encoding):\n    "d"\n'
         "    paper = Paper(title='t', arxiv='2305.19466', equations='none')\n"
         "    properties = Properties(permutation=True, reversal=True, shift=True)\n"
-        f"    def embed(self, x, at):\n        if x.shape[0] >= 16:\n            {BEHAVIOURS[behaviour]}\n"
+        f"    def embed(self, x, at):\n        if x.shape[0] > 16:\n            {BEHAVIOURS[behaviour]}\n"
         "        return x\n"
         "ENCODING = Plugin\n"
     )
