@@ -49,7 +49,7 @@ class LanguageModels(Suite):
             "tasks": ("docs",),
             "data.source": "python",
             "data.max_length": 64,
-            "evaluation.tokens": 4096,
+            "evaluation.tokens": 8192,
             "model.width": 64,
             "model.layers": 2,
             "model.heads": 4,

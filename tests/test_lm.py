@@ -103,3 +103,9 @@ def test_placements_and_the_softmax_control_are_choices_of_one_study() -> None:
     assert {model.rotation for label, model in linear.items() if label.startswith("rope")} == {
         "before", "numerator", "both"}
     assert study.baseline in linear and "learned" in trials and trials["rope"].config.model.attention == "softmax"
+
+
+def test_no_paragraph_of_pythons_documentation_comes_twice() -> None:
+    """Topics quote each other: the test would stand in the training text."""
+    paragraphs = joined(SUITE.load("docs", DataConfig(source="python"))).decode().split("\n\n")
+    assert len(paragraphs) == len(set(paragraphs)) > 1500
