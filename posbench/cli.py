@@ -20,11 +20,11 @@ from posbench.arguments import (
     seed_numbers,
     tracker_named,
     trials_at_once,
-    whole_numbers,
 )
 from posbench.console import Progress, Steps, described, say, short, terminal_width
 from posbench.errors import StorageError, UserError, one_line
 from posbench.inspection import analyse
+from posbench.measuring import bench
 
 app = typer.Typer(
     name="posbench",
@@ -36,6 +36,7 @@ app = typer.Typer(
 
 
 app.command()(analyse)
+app.command()(bench)
 
 
 @app.callback(invoke_without_command=True)
@@ -171,37 +172,6 @@ def check(
         raise typer.Exit(1)
 
 
-@app.command()
-def bench(
-    encodings: Annotated[list[str] | None, typer.Argument(help="Names or files, with options; all by default.")] = None,
-    lengths: Annotated[str, typer.Option(help="Tokens of a row, such as 128,512,2048.")] = "128,512,2048",
-    tokens: Annotated[int, typer.Option(help="Tokens of a step; rows are as many as fit.", min=1)] = 2048,
-    rounds: Annotated[int, typer.Option(help="Measured steps of each encoding at each length.", min=1)] = 15,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", help="A setting, such as model.shape=decoder; repeatable.")
-    ] = None,
-    out: Annotated[str, typer.Option(help="Folder of the tables; out/bench by default.")] = "",
-) -> None:
-    """Measure what encodings cost: step time beside nope's, tokens per second and peak memory by length."""
-    from posbench import bench as benches
-    from posbench.config import EncodingChoice, override
-    from posbench.registry import ENCODINGS
-
-    chosen = [EncodingChoice.parse(text) for text in encodings or list(ENCODINGS.found())]
-    setting = override(benches.STANDARD, {"lengths": whole_numbers(lengths, "--lengths"), "tokens": tokens,
-                                          "rounds": rounds, **dict(assignment(text) for text in set_ or [])})
-    known = benches.loaded(chosen)
-    folder = path_of(out, "--out") if out else home() / "bench"
-    with Steps("measuring", len(setting.lengths)) as step:
-        table = benches.measure(known, setting, step)
-    shown = benches.document(table, setting)
-    files = benches.write(table, shown, folder)
-    say(shown.text(width=terminal_width()))
-    say("tables: " + ", ".join(short(file) for file in files))
-    if table["step_seconds"].isna().any():
-        raise typer.Exit(1)
-
-
 @app.command("list")
 def list_(kind: Annotated[str, typer.Argument(help="encodings, suites or reports; all by default.")] = "") -> None:
     """Show every plugin with its origin, and why one is not available."""
@@ -290,8 +260,9 @@ def _terminated(number: int, frame: Any) -> None:
 def _report(plan: Any, records: Any, folder: Path) -> list[Path]:
     from posbench.outcome import study_results
     from posbench.registry import REPORTS
+    from posbench.store import Store
 
-    results = study_results(plan, records, folder)
+    results = study_results(plan, records, folder, Store(home() / "trials"))
     scoreboard = REPORTS.load("scoreboard").value
     files = scoreboard.write(results)
     say(scoreboard.document(results).text(width=terminal_width()))

@@ -113,12 +113,31 @@ class TrainConfig:
         4, "evaluations on validation during training, the last of them after the last update", ge=1, le=1000
     )
     select: Literal["last", "best"] = setting("last", "report the last weights, or the best on validation")
+    schedule: Literal["linear", "inverse-sqrt"] = setting(
+        "linear", "after the warm-up the rate falls linearly to 0, or with the inverse square root of the update"
+    )
+    average: int = setting(1, "score the mean of the weights at the last so many evaluations", ge=1, le=1000)
+    label_smoothing: float = setting(0.0, "share of the target's probability spread over the vocabulary", ge=0, lt=1)
+    batch_tokens: int | None = setting(
+        None, "tokens of one update, padding included, of its longer side; in place of batch_size", ge=1, le=10**9
+    )
     device: Literal["auto", "cpu", "cuda"] = setting("auto", "where trials run; a study settles 'auto' once for all")
     threads: int = setting(1, "processor threads of one trial; more change the last bits of a sum", ge=1, le=1024)
 
     def __post_init__(self) -> None:
         if (self.steps is None) == (self.epochs is None):
             raise ValueError("state either steps or epochs")
+        if self.batch_tokens is not None and self.steps is None:
+            raise ValueError("batch_tokens gives updates of unequal rows, which epochs cannot count: state steps")
+        if self.average > self.evaluations:
+            raise ValueError(f"average {self.average} asks for more weights than there are evaluations "
+                             f"({self.evaluations}): raise evaluations")
+        if self.average > 1 and self.select == "best":
+            raise ValueError("average and select 'best' both say which weights are scored: leave one out")
+
+    def rows(self, tokens: int) -> int:
+        """Rows of an update whose rows have so many tokens each."""
+        return self.batch_size if self.batch_tokens is None else max(1, self.batch_tokens // tokens)
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -141,6 +160,20 @@ class DataConfig:
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
+class DecodeConfig:
+    """How a model that writes text is asked for it; the same in training's evaluations as in the final one."""
+
+    beam: int = setting(4, "hypotheses kept of each source; 1 is greedy", ge=1, le=1000)
+    length_penalty: float = setting(0.6, "exponent of the length that scores are divided by; 0 for none", ge=0, le=10)
+    max_output: int | None = setting(
+        None, "tokens of an output with its end token; data.max_length by default", ge=2, le=1000000
+    )
+    compound_split: bool = setting(
+        False, "score BLEU with words split at hyphens too, as the papers on WMT14 en-de before sacreBLEU do"
+    )
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class TrialConfig:
     """Everything that one run depends on."""
 
@@ -151,6 +184,7 @@ class TrialConfig:
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
     train: TrainConfig
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
+    decode: DecodeConfig = dataclasses.field(default_factory=DecodeConfig)
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -167,6 +201,7 @@ class StudyConfig:
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
     train: TrainConfig
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
+    decode: DecodeConfig = dataclasses.field(default_factory=DecodeConfig)
     per_task: dict[str, dict[str, Scalar]] = dataclasses.field(default_factory=dict)
 
     def trial(self, encoding: EncodingChoice, task: str, seed: int) -> TrialConfig:
@@ -179,6 +214,7 @@ class StudyConfig:
             model=self.model,
             train=self.train,
             data=self.data,
+            decode=self.decode,
         )
         return override(base, self.per_task.get(task, {}))
 

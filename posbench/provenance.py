@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from posbench.config import ModelConfig
+from posbench.config import ModelConfig, TrainConfig
 from posbench.objective import objective_of
 from posbench.store import Record
 from posbench.study import Plan
@@ -26,6 +26,7 @@ class TaskFacts:
         rows: by split. cut: how many of them lost tokens to the length limit.
         constants: for each scored split what the best answer that looks at no input scores; None where there is none.
         content: SHA-256 of all rows. notes: what a reader must know, by split.
+        stated: what the task's kind says of training and scoring, by name.
     """
 
     rows: Mapping[str, int]
@@ -33,6 +34,7 @@ class TaskFacts:
     constants: Sequence[float | None]
     content: str
     notes: Mapping[str, str]
+    stated: Mapping[str, str]
 
     @property
     def share_cut(self) -> float:
@@ -64,9 +66,9 @@ def header(plan: Plan, records: Mapping[str, Record], tasks: Mapping[str, TaskFa
         ),
         "model": _model(study.model),
         "training": _training(plan),
-        "selection": _selected(study.train.select),
-        "costs": f"of a step of {study.train.batch_size} rows of {study.data.max_length} tokens, all encodings in turn "
-        "in one run; peak memory without weights and optimizer",
+        "selection": _selected(study.train),
+        "costs": f"of a step of {study.train.rows(study.data.max_length)} rows of {study.data.max_length} tokens, all "
+        "encodings in turn in one run; peak memory without weights and optimizer",
     }
     header["rows"] = "; ".join(
         f"{task}: " + ", ".join(f"{count} {split}" for split, count in facts.rows.items())
@@ -75,6 +77,11 @@ def header(plan: Plan, records: Mapping[str, Record], tasks: Mapping[str, TaskFa
     header["content hashes"] = "; ".join(f"{task} {facts.content[:12]}" for task, facts in tasks.items())
     if notes := [f"{task}: {split} {note}" for task, facts in tasks.items() for split, note in facts.notes.items()]:
         header["notes on splits"] = "; ".join(notes)
+    for name in dict.fromkeys(name for facts in tasks.values() for name in facts.stated):
+        told = {task: facts.stated[name] for task, facts in tasks.items() if name in facts.stated}
+        alike = len(tasks) == len(told) and len(set(told.values())) == 1
+        each = "; ".join(f"{task}: {text}" for task, text in told.items())
+        header[name] = next(iter(told.values())) if alike else each
     if constants := [f"{task} {facts.constant}" for task, facts in tasks.items() if facts.constant]:
         header["constant answer"] = (
             "; ".join(constants) + " (what the most frequent class or the mean of train scores)"
@@ -114,16 +121,20 @@ def _training(plan: Plan) -> str:
     for task, trial in _tasks(plan).items():
         train = trial.config.train
         length = f"{train.steps} updates" if train.steps else f"{train.epochs:g} epochs"
-        kinds.setdefault(f"{length} of {train.batch_size} rows, AdamW, peak rate {train.learning_rate:g}", []).append(
-            task
-        )
+        batch = f"{train.batch_size} rows" if train.batch_tokens is None else f"{train.batch_tokens} tokens"
+        schedule = "" if train.schedule == "linear" else f", {train.schedule} schedule"
+        smoothing = f", label smoothing {train.label_smoothing:g}" if train.label_smoothing else ""
+        told = f"{length} of {batch}, AdamW, peak rate {train.learning_rate:g}{schedule}{smoothing}"
+        kinds.setdefault(told, []).append(task)
     return "; ".join(text if len(kinds) == 1 else f"{', '.join(tasks)}: {text}" for text, tasks in kinds.items())
 
 
-def _selected(select: str) -> str:
+def _selected(train: TrainConfig) -> str:
+    if train.average > 1:
+        return f"none: the mean of the weights at the last {train.average} of {train.evaluations} evaluations is scored"
     return (
         "none: the last weights are scored"
-        if select == "last"
+        if train.select == "last"
         else "the weights that scored best on validation; a score on validation itself is optimistic"
     )
 
@@ -144,7 +155,8 @@ def of_tasks(plan: Plan) -> dict[str, TaskFacts]:
         data, content = load_rows(trial.config.suite, task, trial.config.data)
         constants = [objective.constant(split) for split in data.scored]
         facts[task] = TaskFacts(rows=objective.counts, cut=objective.cut, constants=constants, content=content,
-                                notes={} if plan.study.data.source == "generated" else data.notes)
+                                notes={} if plan.study.data.source == "generated" else data.notes,
+                                stated=objective.stated())
     return facts
 
 
@@ -159,7 +171,10 @@ def warnings(plan: Plan, tasks: Mapping[str, TaskFacts]) -> tuple[str, ...]:
 
 def _model(model: ModelConfig) -> str:
     linear = f"linear attention ({model.feature_map}, turned {model.rotation}), " if model.attention == "linear" else ""
+    cross = ""
+    if model.shape == "encoder-decoder":
+        cross = "encoding in cross attention too, " if model.cross_encoding else "encoding in self-attention alone, "
     return (
-        f"{model.shape}, {model.layers} layers, {model.width} wide, {model.heads} heads, {model.norm}-norm, "
+        f"{model.shape}, {cross}{model.layers} layers, {model.width} wide, {model.heads} heads, {model.norm}-norm, "
         f"{linear}dropout {model.dropout:g}, from scratch"
     )

@@ -156,6 +156,7 @@ def _fits(trial: Trial) -> None:
         raise UserError(f"encoding '{label}' cannot be built with these settings: {reason_of(error)}") from error
     if limit is not None and limit < longest:
         raise ContextLengthExceeded(trial.plugin.name, limit, longest)
+    kind_of(trial).check(trial, limit)
 
 
 def claim(folder: Path, study: StudyConfig) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from posbench.config import DataConfig, TrialConfig, digest, to_plain
+from posbench.config import DataConfig, DecodeConfig, TrainConfig, TrialConfig, digest, to_plain
 from posbench.data import data_hash
 from posbench.encoding import Encoding
 from posbench.errors import UserError, nearest, reason_of
@@ -19,6 +19,8 @@ from posbench.suite import Suite, Task, TaskData
 from posbench.tokens import Encoded, encode, tokenizer_from_file, trained_tokenizer
 
 TRAINED = ("wordpiece", "bpe")
+LATER = ("schedule", "average", "label_smoothing", "batch_tokens")
+"""Settings of training that came after the first results: at its default each leaves a trial the one that it was."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,12 @@ def resolve(config: TrialConfig) -> Trial:
     for place in ("path", "revision", "source"):
         del plain["data"][place]
     plain["data"]["hash"] = load_rows(config.suite, config.task, config.data)[1]
+    usual = TrainConfig(steps=1)
+    for name in LATER:
+        if getattr(config.train, name) == getattr(usual, name):
+            del plain["train"][name]
+    if config.decode == DecodeConfig():
+        del plain["decode"]
     if config.data.tokenizer not in TRAINED:
         plain["data"]["tokenizer"] = _file_hash(config.data.tokenizer)
     return Trial(config, plugin, options, suite, suite.tasks[config.task], digest(plain))

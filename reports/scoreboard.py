@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 import pandas as pd
@@ -45,6 +46,7 @@ class Scoreboard(Report):
             if len(comparison.ranking.tasks) >= RANKED:
                 draw = partial(plots.rank_plot, comparison, note=note)
                 parts.append(Figure(title="Average ranks", name="ranks", draw=draw))
+        parts += [replace(table, notes=(*table.notes, *common)) for table in context.extras]
         parts += [_costs(context.costs, comparison.encodings), _ran(context.frame)]
         parts += [*_broken(context.frame), _columns(comparison.columns)]
         if not context.curves.empty:

@@ -21,6 +21,7 @@ OWNERS = {
     "matplotlib": {"plots.py"},
     "datasets": {"data.py"},
     "accelerate": {"runner.py"},
+    "sacrebleu": {"bleu.py"},
     "optuna": set(),
     "ray": set(),
     "transformers": set(),
