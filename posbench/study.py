@@ -169,7 +169,7 @@ def claim(folder: Path, study: StudyConfig) -> None:
     mine = to_plain(study)
     known = folder / IDENTITY
     if is_file(known):
-        theirs = read_identity(folder)
+        theirs = _completed(read_identity(folder))
         if differences := _differences(_settings(theirs), _settings(mine)):
             raise UserError(
                 f"folder '{folder}' belongs to another study ({'; '.join(differences[:3])}): "
@@ -193,6 +193,14 @@ def read_identity(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise UserError(f"folder '{folder}' is no study's: it has no readable {IDENTITY} ({error})") from None
     return plain
+
+
+def _completed(plain: dict[str, Any]) -> dict[str, Any]:
+    """With the settings that came after the folder was written, which stand at their defaults there."""
+    try:
+        return to_plain(build(StudyConfig, plain, where=IDENTITY))
+    except UserError:
+        return plain
 
 
 def _settings(plain: Mapping[str, Any]) -> dict[str, Any]:

@@ -81,7 +81,8 @@ def _scores(grid: _Grid, task: str) -> Table:
         if trouble := grid.trouble(encoding):
             rows.append((encoding, trouble, *[NONE] * (len(names) + 2)))
             continue
-        measured = [_interval([grid.rows[encoding, seed][name] for seed in grid.seeds]) for name in names]
+        mark = "†" if any(grid.status[encoding, seed] == "degenerate" for seed in grid.seeds) else ""
+        measured = [mark + _interval([grid.rows[encoding, seed][name] for seed in grid.seeds]) for name in names]
         length, ends, speed = (float(np.mean([value(encoding, seed) for seed in grid.seeds]))
                                for value in (ratio, at_limit, speed_of))
         rows.append((encoding, *measured, f"{length:.3f}", f"{ends:.1%}", f"{speed:,.0f}"))
@@ -92,7 +93,7 @@ def _scores(grid: _Grid, task: str) -> Table:
         rows=tuple(rows),
         notes=("Mean ± half of its 95 % t interval over seeds. Length: tokens of all outputs over those of all "
                f"references. Cut: the share of outputs that had to end at the {grid.limit} tokens that decoding "
-               "allows.",
+               "allows. † Some of these trials wrote one and the same for every source.",
                "Tokens a second: of beam search with a cache while the study's trials ran beside one another; compare "
                "encodings by posbench bench --decode, which measures them in turn."))
 
@@ -138,24 +139,25 @@ def _lengths(grid: _Grid, task: str, baseline: str) -> Table:
         counts = grid.arrays[label, seed]["BLEU"][bucket == index].sum(0)
         return float(bleu.scores("bleu", counts))
 
-    last = len(edges)
+    last, known = len(edges), baseline in grid.encodings and not grid.trouble(baseline)
     rows = []
     for label in grid.encodings:
         if trouble := grid.trouble(label):
-            rows.append((label, trouble, *[NONE] * (len(heads) - 1), NONE))
+            rows.append((label, trouble, *[NONE] * (len(heads) - 1 + known)))
             continue
         cells = [_interval([value(label, seed, index) for seed in grid.seeds]) for index in range(len(heads))]
-        change = NONE
-        if label != baseline and baseline in grid.encodings and not grid.trouble(baseline):
+        if known and label == baseline:
+            cells.append(NONE)
+        elif known:
             sides = [[value(side, seed, last) for seed in grid.seeds] for side in (label, baseline)]
-            change = _interval(paired=sides)
-        rows.append((label, *cells, change))
+            cells.append(_interval(paired=sides))
+        rows.append((label, *cells))
     return Table(
         title=f"{task}, {grid.split}: BLEU by length of the source",
-        columns=("encoding", *heads, f"longest minus\n'{baseline}'"), rows=tuple(rows),
+        columns=("encoding", *heads, *([f"longest minus\n'{baseline}'"] if known else [])), rows=tuple(rows),
         notes=("Corpus BLEU of the sentences whose source has so many words (in brackets, how many sentences), mean "
-               "± half of the 95 % t interval over seeds. The longest are the last tenth. BLEU of different columns "
-               "is not comparable: other sentences, other references.",))
+               "± half of the 95 % t interval over seeds. Borders are the quantiles of 25, 50, 75 and 90 %. BLEU of "
+               "different columns is not comparable: other sentences, other references.",))
 
 
 def _interval(values: Sequence[float] = (), paired: Sequence[Sequence[float]] = ()) -> str:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from posbench.config import DataConfig
-from posbench.data import held_out, read_text, stratified_part
+from posbench.data import MissingTask, held_out, read_text, stratified_part
 from posbench.errors import UserError
 from posbench.suite import Rows, TaskData
 
@@ -143,8 +143,8 @@ def _found(root: Path, source: str, target: str) -> dict:
         told = f"has no file of language {' or '.join(repr(one) for one in missing)}" if missing else \
             f"has no set in both '{source}' and '{target}'"
         known = ", ".join(sorted(languages)) or "none"
-        raise UserError(f"data folder '{root}' {told} (languages there: {known}): name another direction with --tasks, "
-                        f"or add train.{source} and train.{target}")
+        raise MissingTask(f"data folder '{root}' {told} (languages there: {known}): name another direction with "
+                        f"--tasks, or add train.{source} and train.{target}")
     return found
 
 
