@@ -98,13 +98,13 @@ def document(table: pd.DataFrame, bench: Bench) -> Document:
     ))
 
 
-def write(table: pd.DataFrame, shown: Document, folder: Path) -> list[Path]:
-    """bench.csv, .md, .tex and .txt in the folder."""
+def write(table: pd.DataFrame, shown: Document, folder: Path, name: str = "bench") -> list[Path]:
+    """NAME.csv, .md, .tex and .txt in the folder."""
     forms = {"csv": csv_text(table), "md": shown.markdown(), "tex": shown.latex(), "txt": shown.text()}
     folder.mkdir(parents=True, exist_ok=True)
     for suffix, text in forms.items():
-        write_atomically(folder / f"bench.{suffix}", text.encode())
-    return [folder / f"bench.{suffix}" for suffix in forms]
+        write_atomically(folder / f"{name}.{suffix}", text.encode())
+    return [folder / f"{name}.{suffix}" for suffix in forms]
 
 
 def _listed(table: pd.DataFrame) -> str:

@@ -23,8 +23,9 @@ from posbench.arguments import (
 )
 from posbench.console import Progress, described, say, short, terminal_width
 from posbench.errors import StorageError, Terminated, UserError, one_line
-from posbench.examination import bench, check
+from posbench.examination import check
 from posbench.inspection import analyse
+from posbench.measuring import bench
 
 app = typer.Typer(
     name="posbench",
@@ -232,8 +233,9 @@ def _terminated(number: int, frame: Any) -> None:
 def _report(plan: Any, records: Any, folder: Path) -> list[Path]:
     from posbench.outcome import study_results
     from posbench.registry import REPORTS
+    from posbench.store import Store
 
-    results = study_results(plan, records, folder)
+    results = study_results(plan, records, folder, Store(home() / "trials"))
     scoreboard = REPORTS.load("scoreboard").value
     files = scoreboard.write(results)
     say(scoreboard.document(results).text(width=terminal_width()))

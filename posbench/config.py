@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 import re
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeVar, get_type_hints
+from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from posbench.errors import UserError, nearest
+from posbench.errors import UserError
+from posbench.settings import STRICT, Scalar, build, digest, override, setting, to_plain
+
+__all__ = [
+    "STRICT", "DataConfig", "DecodeConfig", "EncodingChoice", "EvaluationConfig", "ModelConfig", "Scalar", "StudyConfig",
+    "TrainConfig", "TrialConfig", "build", "digest", "override", "setting", "to_plain",
+]
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
-C = TypeVar("C")
-Scalar = bool | int | float | str | None
-
-
-def setting(default: Any, meaning: str, **bounds: Any) -> Any:
-    """A field with its default, meaning and bounds."""
-    return Field(default=default, description=meaning, **bounds)
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -42,7 +37,7 @@ class EncodingChoice:
         """From 'rope', 'rope:base=500000:layout=half', 'path/to/mine.py:option=value' or 'rope+attention=linear'."""
         text, *settings = re.split(r"\+(?=[a-z_]+=)", text.strip())
         model: dict[str, Scalar] = {}
-        for name, _, value in (setting.partition("=") for setting in settings):
+        for name, _, value in (part.partition("=") for part in settings):
             if name in model:
                 raise UserError(f"encoding '{text}': model setting '{name}' is given twice: give it once")
             model[name] = value
@@ -125,12 +120,31 @@ class TrainConfig:
         4, "evaluations on validation during training, the last of them after the last update", ge=1, le=1000
     )
     select: Literal["last", "best"] = setting("last", "report the last weights, or the best on validation")
+    schedule: Literal["linear", "inverse-sqrt"] = setting(
+        "linear", "after the warm-up the rate falls linearly to 0, or with the inverse square root of the update"
+    )
+    average: int = setting(1, "score the mean of the weights at the last so many evaluations", ge=1, le=1000)
+    label_smoothing: float = setting(0.0, "share of the target's probability spread over the vocabulary", ge=0, lt=1)
+    batch_tokens: int | None = setting(
+        None, "tokens of one update, padding included, of its longer side; in place of batch_size", ge=1, le=10**9
+    )
     device: Literal["auto", "cpu", "cuda"] = setting("auto", "where trials run; a study settles 'auto' once for all")
     threads: int = setting(1, "processor threads of one trial; more change the last bits of a sum", ge=1, le=1024)
 
     def __post_init__(self) -> None:
         if (self.steps is None) == (self.epochs is None):
             raise ValueError("state either steps or epochs")
+        if self.batch_tokens is not None and self.steps is None:
+            raise ValueError("batch_tokens gives updates of unequal rows, which epochs cannot count: state steps")
+        if self.average > self.evaluations:
+            raise ValueError(f"average {self.average} asks for more weights than there are evaluations "
+                             f"({self.evaluations}): raise evaluations")
+        if self.average > 1 and self.select == "best":
+            raise ValueError("average and select 'best' both say which weights are scored: leave one out")
+
+    def rows(self, tokens: int) -> int:
+        """Rows of an update whose rows have so many tokens each."""
+        return self.batch_size if self.batch_tokens is None else max(1, self.batch_tokens // tokens)
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -184,6 +198,20 @@ class EvaluationConfig:
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
+class DecodeConfig:
+    """How a model that writes text is asked for it; the same in training's evaluations as in the final one."""
+
+    beam: int = setting(4, "hypotheses kept of each source; 1 is greedy", ge=1, le=1000)
+    length_penalty: float = setting(0.6, "exponent of the length that scores are divided by; 0 for none", ge=0, le=10)
+    max_output: int | None = setting(
+        None, "tokens of an output with its end token; data.max_length by default", ge=2, le=1000000
+    )
+    compound_split: bool = setting(
+        False, "score BLEU with words split at hyphens too, as the papers on WMT14 en-de before sacreBLEU do"
+    )
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class TrialConfig:
     """Everything that one run depends on."""
 
@@ -195,6 +223,7 @@ class TrialConfig:
     train: TrainConfig
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
     evaluation: EvaluationConfig = dataclasses.field(default_factory=EvaluationConfig)
+    decode: DecodeConfig = dataclasses.field(default_factory=DecodeConfig)
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -212,6 +241,7 @@ class StudyConfig:
     train: TrainConfig
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
     evaluation: EvaluationConfig = dataclasses.field(default_factory=EvaluationConfig)
+    decode: DecodeConfig = dataclasses.field(default_factory=DecodeConfig)
     per_task: dict[str, dict[str, Scalar]] = dataclasses.field(default_factory=dict)
 
     def trial(self, encoding: EncodingChoice, task: str, seed: int) -> TrialConfig:
@@ -225,59 +255,8 @@ class StudyConfig:
             train=self.train,
             data=self.data,
             evaluation=self.evaluation,
+            decode=self.decode,
         )
         own = {f"model.{name}": value for name, value in encoding.model.items()}
         return override(base, {**self.per_task.get(task, {}), **own}, where=f"encoding '{encoding.label}'" if own
                         else "setting")
-
-
-def build(cls: type[C], values: Mapping[str, Any], *, where: str) -> C:
-    """An instance of a settings class from plain values; mistakes are told in one line with the near names."""
-    try:
-        return TypeAdapter(cls).validate_python(dict(values))
-    except ValidationError as error:
-        raise UserError(f"{where}: " + "; ".join(_told(cls, entry) for entry in error.errors())) from None
-
-
-def _told(cls: type, entry: Any) -> str:
-    path = [str(part) for part in entry["loc"]]
-    if entry["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
-        owner = cls
-        for part in path[:-1]:
-            owner = get_type_hints(owner)[part]
-        known = [field.name for field in dataclasses.fields(owner)]
-        return f"unknown setting '{'.'.join(path)}', {nearest(path[-1], known)}"
-    told = entry["msg"].removeprefix("Value error, ")
-    # Settings that do not fit each other are told without all the others beside them.
-    shown = "" if isinstance(entry["input"], Mapping) else f" = {entry['input']!r}"
-    return f"{'.'.join(path)}{shown}: {told}" if path else told
-
-
-def override(settings: C, changes: Mapping[str, Any], *, where: str = "setting") -> C:
-    """A copy with dotted names changed, such as {'train.steps': 100}."""
-    plain = to_plain(settings)
-    for name, value in changes.items():
-        *parents, last = name.split(".")
-        node = plain
-        for parent in parents:
-            if not isinstance(node.get(parent), dict):
-                raise UserError(f"{where}: unknown setting '{name}', {nearest(parent, node)}")
-            node = node[parent]
-        if last not in node:
-            raise UserError(f"{where}: unknown setting '{name}', {nearest(last, node)}")
-        node[last] = value
-        # Length of training has two units; stating one takes the other's place.
-        if name in ("train.steps", "train.epochs"):
-            node["epochs" if last == "steps" else "steps"] = None
-    return build(type(settings), plain, where=where)
-
-
-def to_plain(settings: Any) -> dict[str, Any]:
-    """Nested dicts of JSON values."""
-    return TypeAdapter(type(settings)).dump_python(settings, mode="json")
-
-
-def digest(value: Any) -> str:
-    """SHA-256 of the canonical JSON of a plain value; equal values have equal digests whatever their order of keys."""
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""The commands that prove encodings and measure what they cost; heavy packages are imported inside."""
+"""The command that proves encodings; heavy packages are imported inside, so that help is quick."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from posbench.arguments import assignment, home, path_of, whole_numbers
-from posbench.console import Steps, say, short, terminal_width
+from posbench.console import Steps, say
 
 if TYPE_CHECKING:
     from posbench.contract import Verdict
@@ -57,33 +56,3 @@ def as_json(found: Mapping[str, Sequence[Verdict]]) -> str:
                 for key, value in asdict(verdict).items()} for verdict in verdicts]
         for name, verdicts in found.items()
     }, indent=1)
-
-
-def bench(
-    encodings: Annotated[list[str] | None, typer.Argument(help="Names or files, with options; all by default.")] = None,
-    lengths: Annotated[str, typer.Option(help="Tokens of a row, such as 128,512,2048.")] = "128,512,2048",
-    tokens: Annotated[int, typer.Option(help="Tokens of a step; rows are as many as fit.", min=1)] = 2048,
-    rounds: Annotated[int, typer.Option(help="Measured steps of each encoding at each length.", min=1)] = 15,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", help="A setting, such as model.shape=decoder; repeatable.")
-    ] = None,
-    out: Annotated[str, typer.Option(help="Folder of the tables; out/bench by default.")] = "",
-) -> None:
-    """Measure what encodings cost: step time beside nope's, tokens per second and peak memory by length."""
-    from posbench import bench as benches
-    from posbench.config import EncodingChoice, override
-    from posbench.registry import ENCODINGS
-
-    chosen = [EncodingChoice.parse(text) for text in encodings or list(ENCODINGS.found())]
-    setting = override(benches.STANDARD, {"lengths": whole_numbers(lengths, "--lengths"), "tokens": tokens,
-                                          "rounds": rounds, **dict(assignment(text) for text in set_ or [])})
-    known = benches.loaded(chosen)
-    folder = path_of(out, "--out") if out else home() / "bench"
-    with Steps("measuring", len(setting.lengths)) as step:
-        table = benches.measure(known, setting, step)
-    shown = benches.document(table, setting)
-    files = benches.write(table, shown, folder)
-    say(shown.text(width=terminal_width()))
-    say("tables: " + ", ".join(short(file) for file in files))
-    if table["step_seconds"].isna().any():
-        raise typer.Exit(1)

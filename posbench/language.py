@@ -53,7 +53,11 @@ class Language(Objective):
     def head(cls, task: Task, vocabulary: int) -> Head:
         return Head(kind="token", outputs=vocabulary)
 
+    def stated(self) -> dict[str, str]:
+        return {"evaluation": self.told()}
+
     def told(self) -> str:
+        """How the task is scored."""
         return f"trained on up to {self.length} tokens, scored at {', '.join(map(str, self.lengths))}"
 
     @abstractmethod

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from posbench.positions import Positions
+from posbench.store import Record
 from posbench.suite import Rows, Task
+from posbench.tables import Table
 from posbench.tokens import Encoded, scoring_batches, training_batches
 from posbench.transformer import Head
 from posbench.trial import Trial, load_encoded, load_rows
@@ -36,12 +38,23 @@ class Scores:
         degenerate: why the scores say nothing, such as one answer throughout; empty otherwise.
         apart: measurements under another label than the trial's, or without a value: as rows, with 'variant' (what
             took the encoding's place, or None) and, where it was refused, status and reason.
+        timed: further measurements of the same form that a clock made, and that no second run repeats.
     """
 
     rows: list[dict[str, Any]]
     arrays: dict[str, np.ndarray]
     degenerate: str = ""
     apart: list[dict[str, Any]] = field(default_factory=list)
+    timed: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kept:
+    """What the store has of one trial: its record, and its per-example arrays, which are read when asked for."""
+
+    trial: Trial
+    record: Record
+    arrays: Callable[[], Mapping[str, np.ndarray]]
 
 
 class Objective(ABC):
@@ -83,13 +96,34 @@ class Objective(ABC):
     def sample(self) -> Tensor:
         """(1, L) int64 token ids of one training row."""
 
-    def told(self) -> str:
-        """How the task is scored, where a reader must know more than its metric's name; empty otherwise."""
-        return ""
-
     def constant(self, split: str) -> float | None:
         """The primary score of the best answer that looks at no input; None where there is no such thing."""
         return None
+
+    def stated(self) -> dict[str, str]:
+        """What a reader must know of how this task was trained and scored, by name: signatures, decoding, cuts."""
+        return {}
+
+    @classmethod  # noqa: B027 - most kinds have nothing to refuse
+    def check(cls, trial: Trial, limit: int | None) -> None:
+        """Refuses settings that do not fit the task, before anything runs.
+
+        Args:
+            limit: positions after which the trial's encoding ends; None where it does not.
+
+        Raises:
+            UserError: what does not fit, and what to change.
+        """
+
+    @classmethod
+    def extras(cls, kept: Sequence[Kept], *, baseline: str, alpha: float) -> tuple[Table, ...]:
+        """Tables of one task beside those that every task has, from its finished trials.
+
+        Args:
+            kept: trials of all encodings and seeds, in the order of the study.
+            baseline, alpha: the study's.
+        """
+        return ()
 
 
 class Sequences(Objective):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +13,23 @@ import pandas as pd
 
 from posbench import cost, environment, provenance, results
 from posbench.config import EncodingChoice, digest, to_plain
-from posbench.objective import objective_of
+from posbench.objective import Kept, kind_of, objective_of
 from posbench.plots import CURVE_COLUMNS
 from posbench.report import StudyResults
-from posbench.store import Record, write_atomically
+from posbench.store import Record, Store, write_atomically
 from posbench.study import Plan
+from posbench.tables import Table
 from posbench.trial import Trial, load_rows
 
 COSTS = "costs.json"
 
 
-def study_results(plan: Plan, records: Mapping[str, Record], folder: Path) -> StudyResults:
+def study_results(plan: Plan, records: Mapping[str, Record], folder: Path, store: Store | None = None) -> StudyResults:
     """Everything that a report shows.
 
     Args:
         plan: the grid. records: what is known of it, by fingerprint. folder: the study's own.
+        store: where per-example arrays are; without one, tables that need them are left out.
     """
     study = plan.study
     costs = _costs(plan, folder)
@@ -47,7 +50,20 @@ def study_results(plan: Plan, records: Mapping[str, Record], folder: Path) -> St
         baseline=study.baseline,
         alpha=study.alpha,
         folder=folder,
+        extras=() if store is None else _extras(plan, records, store),
     )
+
+
+def _extras(plan: Plan, records: Mapping[str, Record], store: Store) -> tuple[Table, ...]:
+    """What each task's objective has to show beside the tables of all tasks."""
+    tables: list[Table] = []
+    for task in plan.study.tasks:
+        trials = [trial for trial in plan.trials if trial.config.task == task and trial.fingerprint in records]
+        kept = [Kept(trial=trial, record=records[trial.fingerprint],
+                     arrays=partial(store.predictions, trial.fingerprint)) for trial in trials]
+        if kept:
+            tables += kind_of(trials[0]).extras(kept, baseline=plan.study.baseline, alpha=plan.study.alpha)
+    return tuple(tables)
 
 
 def _frame(plan: Plan, records: Mapping[str, Record], costs: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
@@ -145,7 +161,7 @@ def _costs(plan: Plan, folder: Path) -> list[dict[str, Any]]:
         return known
     objective = objective_of(trial)
     shape = cost.Shape(
-        rows=trial.config.train.batch_size,
+        rows=trial.config.train.rows(trial.config.data.max_length),
         tokens=trial.config.data.max_length,
         vocabulary=objective.vocabulary,
         head=objective.head(trial.task, objective.vocabulary),

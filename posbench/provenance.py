@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from posbench.config import ModelConfig
+from posbench.config import ModelConfig, TrainConfig
 from posbench.objective import objective_of
 from posbench.store import Record
 from posbench.study import Plan
@@ -25,7 +25,8 @@ class TaskFacts:
     Attributes:
         rows: by split. cut: how many of them lost tokens to the length limit.
         constants: for each scored split what the best answer that looks at no input scores; None where there is none.
-        content: SHA-256 of all rows. notes: what a reader must know, by split. told: how it is scored.
+        content: SHA-256 of all rows. notes: what a reader must know, by split.
+        stated: what the task's kind says of training and scoring, by name.
         limit: tokens that the model reads of a row.
     """
 
@@ -34,7 +35,7 @@ class TaskFacts:
     constants: Sequence[float | None]
     content: str
     notes: Mapping[str, str]
-    told: str = ""
+    stated: Mapping[str, str]
     limit: int = 0
 
     @property
@@ -68,9 +69,9 @@ def header(plan: Plan, records: Mapping[str, Record], tasks: Mapping[str, TaskFa
         ),
         "model": _models(plan),
         "training": _training(plan),
-        "selection": _selected(study.train.select),
-        "costs": f"of a step of {first.train.batch_size} rows of {first.data.max_length} tokens, all encodings in turn "
-        "in one run; peak memory without weights and optimizer",
+        "selection": _selected(study.train),
+        "costs": f"of a step of {first.train.rows(first.data.max_length)} rows of {first.data.max_length} tokens, all "
+        "encodings in turn in one run; peak memory without weights and optimizer",
     }
     header["rows"] = "; ".join(
         f"{task}: " + ", ".join(f"{count} {split}" for split, count in facts.rows.items())
@@ -79,6 +80,13 @@ def header(plan: Plan, records: Mapping[str, Record], tasks: Mapping[str, TaskFa
     header["content hashes"] = "; ".join(f"{task} {facts.content[:12]}" for task, facts in tasks.items())
     if notes := [f"{task}: {split} {note}" for task, facts in tasks.items() for split, note in facts.notes.items()]:
         header["notes on splits"] = "; ".join(notes)
+    for name in dict.fromkeys(name for facts in tasks.values() for name in facts.stated):
+        ways: dict[str, list[str]] = {}
+        for task, facts in tasks.items():
+            if name in facts.stated:
+                ways.setdefault(facts.stated[name], []).append(task)
+        alike = [list(tasks)] == list(ways.values())
+        header[name] = "; ".join(text if alike else f"{', '.join(own)}: {text}" for text, own in ways.items())
     if constants := [f"{task} {facts.constant}" for task, facts in tasks.items() if facts.constant]:
         header["constant answer"] = (
             "; ".join(constants) + " (what the most frequent class or the mean of train scores)"
@@ -96,12 +104,6 @@ def header(plan: Plan, records: Mapping[str, Record], tasks: Mapping[str, TaskFa
         )
     if own := [choice.label for choice in study.encodings if choice.model]:
         header["other models"] = f"{', '.join(own)}: the model above with the settings named behind '+'"
-    ways: dict[str, list[str]] = {}
-    for task, facts in tasks.items():
-        if facts.told:
-            ways.setdefault(facts.told, []).append(task)
-    if ways:
-        header["evaluation"] = "; ".join(f"{', '.join(own)}: {told}" for told, own in ways.items())
     if study.evaluation.variants:
         header["variants"] = f"{study.evaluation.variants}: put in its place at scoring, on the same trained weights"
     if plan.skipped:
@@ -128,16 +130,20 @@ def _training(plan: Plan) -> str:
     for task, trial in _tasks(plan).items():
         train = trial.config.train
         length = f"{train.steps} updates" if train.steps else f"{train.epochs:g} epochs"
-        kinds.setdefault(f"{length} of {train.batch_size} rows, AdamW, peak rate {train.learning_rate:g}", []).append(
-            task
-        )
+        batch = f"{train.batch_size} rows" if train.batch_tokens is None else f"{train.batch_tokens} tokens"
+        schedule = "" if train.schedule == "linear" else f", {train.schedule} schedule"
+        smoothing = f", label smoothing {train.label_smoothing:g}" if train.label_smoothing else ""
+        told = f"{length} of {batch}, AdamW, peak rate {train.learning_rate:g}{schedule}{smoothing}"
+        kinds.setdefault(told, []).append(task)
     return "; ".join(text if len(kinds) == 1 else f"{', '.join(tasks)}: {text}" for text, tasks in kinds.items())
 
 
-def _selected(select: str) -> str:
+def _selected(train: TrainConfig) -> str:
+    if train.average > 1:
+        return f"none: the mean of the weights at the last {train.average} of {train.evaluations} evaluations is scored"
     return (
         "none: the last weights are scored"
-        if select == "last"
+        if train.select == "last"
         else "the weights that scored best on validation; a score on validation itself is optimistic"
     )
 
@@ -159,7 +165,7 @@ def of_tasks(plan: Plan) -> dict[str, TaskFacts]:
         constants = [objective.constant(split) for split in data.scored]
         facts[task] = TaskFacts(rows=objective.counts, cut=objective.cut, constants=constants, content=content,
                                 notes={} if plan.study.data.source == "generated" else data.notes,
-                                told=objective.told(), limit=trial.config.data.max_length)
+                                stated=objective.stated(), limit=trial.config.data.max_length)
     return facts
 
 
@@ -184,7 +190,10 @@ def _models(plan: Plan) -> str:
 
 def _model(model: ModelConfig) -> str:
     linear = f"linear attention ({model.feature_map}, turned {model.rotation}), " if model.attention == "linear" else ""
+    cross = ""
+    if model.shape == "encoder-decoder":
+        cross = "encoding in cross attention too, " if model.cross_encoding else "encoding in self-attention alone, "
     return (
-        f"{model.shape}, {model.layers} layers, {model.width} wide, {model.heads} heads, {model.norm}-norm, "
+        f"{model.shape}, {cross}{model.layers} layers, {model.width} wide, {model.heads} heads, {model.norm}-norm, "
         f"{linear}dropout {model.dropout:g}, from scratch"
     )

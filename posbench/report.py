@@ -38,6 +38,7 @@ class StudyResults:
         alpha: level of the tests, after correction.
         folder: where to write.
         warnings: what must be read before the numbers, beside what the report itself sees.
+        extras: tables of single tasks beside those that every task has.
     """
 
     title: str
@@ -49,6 +50,7 @@ class StudyResults:
     alpha: float
     folder: Path
     warnings: tuple[str, ...] = ()
+    extras: tuple[Table, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -91,6 +92,7 @@ class _Run:
                 # An undefined score, such as the correlation with a constant, counts as 0 and is told.
                 rows += [row | {"value": 0.0 if math.isnan(row["value"]) else row["value"]} for row in scores.rows]
                 apart += scores.apart
+                rows += scores.timed
                 if scores.degenerate:
                     status, reason = "degenerate", scores.degenerate
         except Diverged as error:
@@ -105,6 +107,7 @@ class _Run:
             "plugin_origin": self.trial.plugin.origin,
             "plugin_source": self.trial.plugin.source_hash,
             "suite_version": self.trial.suite.version,
+            "stated": self.objective.stated(),
             "device": str(self.device),
             "threads": self.train.threads,
             "updates": self.updates,
@@ -142,13 +145,14 @@ class _Run:
             fused=True,
         )
         self.model, optimizer = self.accelerator.prepare(self.model, optimizer)
-        schedule = LambdaLR(optimizer.optimizer, lambda step: learning_rate(step, total, train.warmup))
+        schedule = LambdaLR(optimizer.optimizer, lambda step: learning_rate(step, total, train.warmup, train.schedule))
         # Dropout draws from the default generator and is the only thing that does.
         torch.manual_seed(number(self.trial.config.seed, "dropout"))
         batches = self.objective.batches(self.trial.config.seed)
         interval = max(1, total // INTERVALS)
         evaluations = {math.ceil(total * part / train.evaluations) for part in range(1, train.evaluations + 1)}
         best: tuple[float, dict[str, Tensor]] | None = None
+        latest: deque[dict[str, Tensor]] = deque(maxlen=train.average)
         losses: list[Tensor] = []
         self.model.train()
         for step in range(1, total + 1):
@@ -172,8 +176,12 @@ class _Run:
                 score = self._evaluate(step)
                 if train.select == "best" and (best is None or score > best[0]):
                     best = score, {name: value.clone() for name, value in self.model.state_dict().items()}
+                if train.average > 1:
+                    latest.append({name: value.clone() for name, value in self.model.state_dict().items()})
         if best is not None:
             self.model.load_state_dict(best[1])
+        if latest:
+            self.model.load_state_dict(averaged(latest))
 
     @torch.no_grad()
     def _score(self, split: str) -> Scores:
@@ -225,7 +233,20 @@ def updates(train: TrainConfig, rows: int) -> int:
     return max(1, math.ceil(train.epochs * rows / train.batch_size))
 
 
-def learning_rate(step: int, total: int, warmup: float) -> float:
-    """Share of the peak rate for update `step` (from 0): linear up, then linear down to 0 after the last update."""
+def learning_rate(step: int, total: int, warmup: float, schedule: str = "linear") -> float:
+    """Share of the peak rate for update `step` (from 0): linear up, then down.
+
+    Linear schedules come to 0 after the last update. An inverse-sqrt one (Vaswani et al. 2017, section 5.3) falls as
+    1 / sqrt(update) and does not depend on the number of updates but for its warm-up.
+    """
     rising = max(1, round(total * warmup))
-    return (step + 1) / rising if step < rising else (total - step) / max(1, total - rising)
+    if step < rising:
+        return (step + 1) / rising
+    return math.sqrt(rising / (step + 1)) if schedule == "inverse-sqrt" else (total - step) / max(1, total - rising)
+
+
+def averaged(states: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """The mean of several states of one model, summed in float64; what is no float is taken from the last."""
+    kept = list(states)
+    return {name: torch.stack([state[name].double() for state in kept]).mean(0).to(last.dtype)
+            if last.is_floating_point() else last for name, last in kept[-1].items()}

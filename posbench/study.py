@@ -166,6 +166,7 @@ def _fits(trial: Trial) -> None:
         raise UserError(f"encoding '{label}' cannot be built with these settings: {reason_of(error)}") from error
     if limit is not None and limit < longest:
         raise ContextLengthExceeded(trial.plugin.name, limit, longest)
+    kind_of(trial).check(trial, limit)
 
 
 def claim(folder: Path, study: StudyConfig) -> None:
@@ -178,8 +179,7 @@ def claim(folder: Path, study: StudyConfig) -> None:
     mine = to_plain(study)
     known = folder / IDENTITY
     if is_file(known):
-        # By way of the settings' class, so that one which is new since then has its default on both sides.
-        theirs = to_plain(build(StudyConfig, read_identity(folder), where=str(known)))
+        theirs = _completed(read_identity(folder))
         if differences := _differences(_settings(theirs), _settings(mine)):
             raise UserError(
                 f"folder '{folder}' belongs to another study ({'; '.join(differences[:3])}): "
@@ -203,6 +203,14 @@ def read_identity(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise UserError(f"folder '{folder}' is no study's: it has no readable {IDENTITY} ({error})") from None
     return plain
+
+
+def _completed(plain: dict[str, Any]) -> dict[str, Any]:
+    """With the settings that came after the folder was written, which stand at their defaults there."""
+    try:
+        return to_plain(build(StudyConfig, plain, where=IDENTITY))
+    except UserError:
+        return plain
 
 
 def _settings(plain: Mapping[str, Any]) -> dict[str, Any]:

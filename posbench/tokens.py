@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -209,15 +209,35 @@ def training_batches(lengths: np.ndarray, batch_size: int, seed: int) -> Iterato
     Rows of similar length stand together. The order depends on the seed and the pass alone, so that all encodings
     see the same rows in the same order.
     """
+    return _passes(lengths, WINDOW * batch_size, seed, lambda window: [
+        window[at : at + batch_size] for at in range(0, len(window), batch_size)])
+
+
+def training_batches_of_tokens(lengths: np.ndarray, tokens: int, seed: int) -> Iterator[np.ndarray]:
+    """The same with batches of as many rows as fit into so many tokens, padding included; one row at least."""
+
+    def cut(window: np.ndarray) -> list[np.ndarray]:
+        batches, first = [], 0
+        for place, row in enumerate(window):
+            # Sorted by length, so that the newest row is as long as the batch is wide.
+            if place > first and (place - first + 1) * lengths[row] > tokens:
+                batches.append(window[first:place])
+                first = place
+        return [*batches, window[first:]]
+
+    return _passes(lengths, WINDOW * max(1, int(tokens / lengths.mean())), seed, cut)
+
+
+def _passes(lengths: np.ndarray, size: int, seed: int,
+            cut: Callable[[np.ndarray], list[np.ndarray]]) -> Iterator[np.ndarray]:
     passes = 0
     while True:
         random = numpy_generator(seed, "order", passes)
         order = random.permutation(len(lengths))
         batches = []
-        for start in range(0, len(order), WINDOW * batch_size):
-            window = order[start : start + WINDOW * batch_size]
-            window = window[np.argsort(lengths[window], kind="stable")]
-            batches += [window[at : at + batch_size] for at in range(0, len(window), batch_size)]
+        for start in range(0, len(order), size):
+            window = order[start : start + size]
+            batches += cut(window[np.argsort(lengths[window], kind="stable")])
         for index in random.permutation(len(batches)):
             yield batches[index]
         passes += 1

@@ -11,7 +11,16 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from posbench.config import DataConfig, EncodingChoice, EvaluationConfig, TrialConfig, digest, to_plain
+from posbench.config import (
+    DataConfig,
+    DecodeConfig,
+    EncodingChoice,
+    EvaluationConfig,
+    TrainConfig,
+    TrialConfig,
+    digest,
+    to_plain,
+)
 from posbench.data import data_hash
 from posbench.encoding import Encoding
 from posbench.errors import UserError, nearest, reason_of
@@ -19,6 +28,9 @@ from posbench.options import build_options, encoding_class
 from posbench.registry import ENCODINGS, SUITES, Plugin
 from posbench.suite import Suite, Task, TaskData
 from posbench.tokens import TRAINED, WORDS, Encoded, encode, tokenizer_from_file, trained_tokenizer
+
+LATER = ("schedule", "average", "label_smoothing", "batch_tokens")
+"""Settings of training that came after the first results: at its default each leaves a trial the one that it was."""
 
 
 @dataclass(frozen=True)
@@ -82,8 +94,14 @@ def resolve(config: TrialConfig) -> Trial:
         plain["data"]["tokenizer"] = config.data.tokenizer.removesuffix(place) + _file_hash(place)
     variants = [(choice.label, *_chosen(choice)) for choice in config.evaluation.variants_of(config.encoding.label)]
     plain["evaluation"]["variants"] = [name for *_, name in variants]
+    usual = TrainConfig(steps=1)
+    for name in LATER:
+        if getattr(config.train, name) == getattr(usual, name):
+            del plain["train"][name]
     if config.evaluation == EvaluationConfig():
         del plain["evaluation"]
+    if config.decode == DecodeConfig():
+        del plain["decode"]
     return Trial(config, plugin, options, suite, suite.tasks[config.task], digest(plain),
                  tuple(Variant(*parts) for *parts, _ in variants))
 

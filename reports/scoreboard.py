@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 import pandas as pd
@@ -55,6 +56,7 @@ class Scoreboard(Report):
             parts.append(Figure(title="Scores by length", name="lengths",
                                 draw=partial(plots.by_length, lengths.several(context.frame),
                                              trained=lengths.trained_lengths(context.frame), note=note)))
+        parts += [replace(table, notes=(*table.notes, *common)) for table in context.extras]
         parts += [_costs(context.costs, list(dict.fromkeys(trained["encoding"]))), _ran(trained)]
         parts += [*_broken(trained), _columns(comparison.columns)]
         if not context.curves.empty:
