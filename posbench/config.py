@@ -13,8 +13,21 @@ from posbench.errors import UserError
 from posbench.settings import STRICT, Scalar, build, digest, override, setting, to_plain
 
 __all__ = [
-    "STRICT", "DataConfig", "DecodeConfig", "EncodingChoice", "EvaluationConfig", "ModelConfig", "Scalar", "StudyConfig",
-    "TrainConfig", "TrialConfig", "build", "digest", "override", "setting", "to_plain",
+    "STRICT",
+    "DataConfig",
+    "DecodeConfig",
+    "EncodingChoice",
+    "EvaluationConfig",
+    "ModelConfig",
+    "Scalar",
+    "StudyConfig",
+    "TrainConfig",
+    "TrialConfig",
+    "build",
+    "digest",
+    "override",
+    "setting",
+    "to_plain",
 ]
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
