@@ -53,7 +53,7 @@ COMMON: dict[str, Any] = {
 class TranslationSuite(Suite):
     """Directions between two languages."""
 
-    name, title, version = "translation", "translation", "1"
+    name, title, version = "translation", "Translation", "1"
     tasks = {task.name: task for task in TASKS}
     encodings = ("nope", "sinusoidal", "learned", "shaw", "t5", "rope", "alibi", "placebo")
     presets = {
