@@ -94,8 +94,9 @@ def _scores(grid: _Grid, task: str) -> Table:
         notes=("Mean ± half of its 95 % t interval over seeds. Length: tokens of all outputs over those of all "
                f"references. Cut: the share of outputs that had to end at the {grid.limit} tokens that decoding "
                "allows. † Some of these trials wrote one and the same for every source.",
-               "Tokens a second: of beam search with a cache while the study's trials ran beside one another; compare "
-               "encodings by posbench bench --decode, which measures them in turn."))
+               "Tokens a second: of beam search with a cache, in processor time on a CPU, while the study's trials ran "
+               "beside one another and not in turn: small differences are noise. posbench bench --decode measures "
+               "encodings in turn."))
 
 
 def _sentences(grid: _Grid, task: str, baseline: str) -> Table:
