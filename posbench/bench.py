@@ -73,16 +73,23 @@ def measure(encodings: Mapping[str, tuple[Any, Any]], bench: Bench,
     return pd.DataFrame(table, columns=["length", "rows", *cost.COLUMNS, "tokens_per_second"])
 
 
+def made_with(model: ModelConfig, train: TrainConfig) -> tuple[tuple[str, str], ...]:
+    """Machine, versions and model, as a table's header states them."""
+    facts = environment.facts()
+    device = facts["accelerator"] if train.device != "cpu" and facts["accelerator"] else facts["processor"]
+    linear = f"linear attention ({model.feature_map}), " if model.attention == "linear" else ""
+    return (
+        ("machine", f"{device}, {train.threads} threads"),
+        ("versions", ", ".join(f"{name} {number}" for name, number in facts["versions"].items())),
+        ("model", f"{model.shape}, {linear}{model.layers} layers, {model.width} wide, {model.heads} heads, "
+                  f"feed-forward {model.feedforward}, dropout {model.dropout:g}, vocabulary {VOCABULARY}"),
+    )
+
+
 def document(table: pd.DataFrame, bench: Bench) -> Document:
     """The table as people read it: encodings down, lengths across."""
-    facts = environment.facts()
-    device = facts["accelerator"] if bench.train.device != "cpu" and facts["accelerator"] else facts["processor"]
-    model = bench.model
     header = (
-        ("machine", f"{device}, {bench.train.threads} threads"),
-        ("versions", ", ".join(f"{name} {number}" for name, number in facts["versions"].items())),
-        ("model", f"{model.shape}, {model.layers} layers, {model.width} wide, {model.heads} heads, feed-forward "
-                  f"{model.feedforward}, dropout {model.dropout:g}, vocabulary {VOCABULARY}"),
+        *made_with(bench.model, bench.train),
         ("step", f"forward, backward, clipping and AdamW on {bench.tokens} tokens; rows of {_listed(table)}"),
         ("rounds", f"{bench.rounds}, each one step of every encoding in turn; medians"),
     )

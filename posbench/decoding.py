@@ -12,8 +12,8 @@ import pandas as pd
 import torch
 from pydantic.dataclasses import dataclass
 
-from posbench import environment
 from posbench.beam import Search, beam_search
+from posbench.bench import VOCABULARY, made_with
 from posbench.config import STRICT, DecodeConfig, ModelConfig, TrainConfig, setting
 from posbench.errors import reason_of
 from posbench.numerals import NONE, amount
@@ -22,7 +22,6 @@ from posbench.seeds import generator
 from posbench.tables import Table
 from posbench.transformer import Head, Transformer
 
-VOCABULARY = 8192
 COLUMNS = ("length", "encoding", "cached_tokens_per_second", "plain_tokens_per_second", "ratio", "reason")
 
 
@@ -99,14 +98,8 @@ def _search(cls: Any, options: Any, bench: DecodeBench, length: int, device: tor
 
 def document(table: pd.DataFrame, bench: DecodeBench) -> Document:
     """The table as people read it."""
-    facts = environment.facts()
-    device = facts["accelerator"] if bench.train.device != "cpu" and facts["accelerator"] else facts["processor"]
-    model = bench.model
     header = (
-        ("machine", f"{device}, {bench.train.threads} threads"),
-        ("versions", ", ".join(f"{name} {number}" for name, number in facts["versions"].items())),
-        ("model", f"{model.shape}, {model.layers} layers, {model.width} wide, {model.heads} heads, feed-forward "
-                  f"{model.feedforward}, vocabulary {VOCABULARY}, first weights"),
+        *made_with(bench.model, bench.train),
         ("decoding", f"beam {bench.decode.beam}, {bench.rows} sources of {bench.source} tokens at once"),
         ("rounds", f"{bench.rounds}, each one search of every encoding with the cache and one without; medians"),
     )

@@ -9,6 +9,17 @@ from typing import Any, ClassVar, Literal
 
 from posbench.config import DataConfig
 
+SMALL_MODEL: Mapping[str, Any] = {
+    "model.width": 64,
+    "model.layers": 2,
+    "model.heads": 4,
+    "model.feedforward": 256,
+    "model.dropout": 0.0,
+    "model.initial_std": 0.1,
+    "model.embedding_std": 0.1,
+}
+"""A model for presets of minutes on a processor: few updates, which wide first weights and a high rate make count."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:

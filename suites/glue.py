@@ -17,7 +17,7 @@ from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 from posbench.config import DataConfig
 from posbench.data import capped, hub_rows
 from posbench.errors import UserError
-from posbench.suite import Metric, Rows, Suite, Task, TaskData
+from posbench.suite import SMALL_MODEL, Metric, Rows, Suite, Task, TaskData
 
 HUB = "nyu-mll/glue"
 # A branch moves; this commit, the one that is read unless another is stated, does not.
@@ -88,19 +88,13 @@ class Glue(Suite):
     tasks = {task.name: task for task in TASKS}
     encodings = ("nope", "sinusoidal", "learned", "shaw", "t5", "rope", "alibi", "placebo")
     presets = {
-        # Minutes on two cores. Few updates: wide first weights and a high rate make them count.
+        # Minutes on two cores.
         "mini": {
             "seeds": (0, 1, 2),
             "data.source": "generated",
             "data.max_length": 32,
             "data.vocabulary": 512,
-            "model.width": 64,
-            "model.layers": 2,
-            "model.heads": 4,
-            "model.feedforward": 256,
-            "model.dropout": 0.0,
-            "model.initial_std": 0.1,
-            "model.embedding_std": 0.1,
+            **SMALL_MODEL,
             "train.steps": 300,
             "train.batch_size": 32,
             "train.learning_rate": 2e-3,

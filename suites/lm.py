@@ -14,7 +14,7 @@ from posbench.suites._lm_texts import load_text
 
 from posbench.config import DataConfig
 from posbench.corpus import Corpus
-from posbench.suite import Metric, Suite, Task, TaskData
+from posbench.suite import SMALL_MODEL, Metric, Suite, Task, TaskData
 
 
 def _bits(*, gold: np.ndarray, predicted: np.ndarray) -> float:
@@ -50,11 +50,7 @@ class LanguageModels(Suite):
             "data.source": "python",
             "data.max_length": 64,
             "evaluation.tokens": 8192,
-            "model.width": 64,
-            "model.layers": 2,
-            "model.heads": 4,
-            "model.feedforward": 256,
-            "model.dropout": 0.0,
+            **SMALL_MODEL,
             "model.initial_std": 0.05,
             "model.embedding_std": 0.05,
             "train.steps": 1000,
@@ -69,11 +65,7 @@ class LanguageModels(Suite):
             "data.source": "folder",
             "data.max_length": 128,
             "evaluation.tokens": 32768,
-            "model.width": 64,
-            "model.layers": 2,
-            "model.heads": 4,
-            "model.feedforward": 256,
-            "model.dropout": 0.0,
+            **SMALL_MODEL,
             "model.initial_std": 0.05,
             "model.embedding_std": 0.05,
             "train.steps": 1000,

@@ -20,7 +20,7 @@ from posbench.config import DataConfig
 from posbench.data import MissingTask
 from posbench.errors import UserError
 from posbench.language import Answers
-from posbench.suite import Metric, Suite, Task, TaskData
+from posbench.suite import SMALL_MODEL, Metric, Suite, Task, TaskData
 
 
 def _exact(*, gold: np.ndarray, predicted: np.ndarray) -> float:
@@ -59,15 +59,6 @@ def _per_task(lengths: Mapping[str, int], **settings: Any) -> dict[str, dict[str
                    "data.max_length": length, **settings} for task, length in lengths.items()}
 
 
-SMALL_MODEL = {
-    "model.width": 64,
-    "model.layers": 2,
-    "model.heads": 4,
-    "model.feedforward": 256,
-    "model.dropout": 0.0,
-    "model.initial_std": 0.1,
-    "model.embedding_std": 0.1,
-}
 DECODER = {"model.shape": "decoder", "model.token_types": 0, "evaluation.longest": 8, "evaluation.threshold": 0.9,
            "evaluation.variants": ", ".join(SCALED), "baseline": "rope"}
 

@@ -15,7 +15,7 @@ from posbench import bleu
 from posbench.config import DataConfig
 from posbench.data import hub_rows
 from posbench.errors import UserError
-from posbench.suite import Metric, Rows, Suite, Task, TaskData
+from posbench.suite import SMALL_MODEL, Metric, Rows, Suite, Task, TaskData
 from posbench.translation import Translation
 
 HUB, HUB_CONFIG = "wmt/wmt14", {frozenset(("de", "en")): "de-en", frozenset(("fr", "en")): "fr-en",
@@ -57,20 +57,14 @@ class TranslationSuite(Suite):
     tasks = {task.name: task for task in TASKS}
     encodings = ("nope", "sinusoidal", "learned", "shaw", "t5", "rope", "alibi", "placebo")
     presets = {
-        # Minutes on two cores. Few updates: wide first weights and a high rate make them count.
+        # Minutes on two cores.
         "mini": {
             **COMMON,
             "seeds": (0, 1, 2),
             "data.source": "generated",
             "data.max_length": 40,
             "data.vocabulary": 1024,
-            "model.width": 64,
-            "model.layers": 2,
-            "model.heads": 4,
-            "model.feedforward": 256,
-            "model.dropout": 0.0,
-            "model.initial_std": 0.1,
-            "model.embedding_std": 0.1,
+            **SMALL_MODEL,
             "train.steps": 900,
             "train.batch_tokens": 512,
             "train.learning_rate": 3e-3,
