@@ -189,7 +189,7 @@ def causal_sums(q: Tensor, k: Tensor, v: Tensor, scale: Tensor, at: Positions, d
         decay: (H,) logarithm of the weight for each step back.
         before: sums over tokens that came earlier.
     """
-    batch, heads, length, width = k.shape
+    batch, heads, _, width = k.shape
     chunk = CHUNK if chunk is None else chunk
     sums = before
     if sums is None:
@@ -199,9 +199,9 @@ def causal_sums(q: Tensor, k: Tensor, v: Tensor, scale: Tensor, at: Positions, d
     places = at.k if at.keys is None else at.k.masked_fill(~at.keys, 0).cummax(1).values
     places = torch.maximum(places, sums.last[:, None])
     outputs = []
-    for start in range(0, length, chunk):
-        part = slice(start, start + chunk)
-        place, logs = places[:, part], scale[:, :, part]
+    # Split and not sliced: the gradient of each slice would be a tensor of the whole length.
+    parts = zip(places.split(chunk, 1), *(x.split(chunk, 2) for x in (scale, q, k, v)), strict=True)
+    for place, logs, a, b, c in parts:
         tops = torch.maximum(logs.cummax(-1).values, sums.top[..., None])
         inside = logs[:, :, None, :] - tops[..., None]
         outside, onward, rest = sums.top[..., None] - tops, logs - tops[..., -1:], sums.top - tops[..., -1]
@@ -213,7 +213,6 @@ def causal_sums(q: Tensor, k: Tensor, v: Tensor, scale: Tensor, at: Positions, d
             rest = rest + decay * (place[:, -1] - sums.last)[:, None]
         hidden = torch.ones(inside.shape[-2:], dtype=torch.bool, device=k.device).triu(1)
         inside = inside.masked_fill(hidden, float("-inf")).exp()
-        a, b, c = q[:, :, part], k[:, :, part], v[:, :, part]
         outputs.append((a @ b.transpose(-1, -2) * inside) @ c + outside.exp()[..., None] * (a @ sums.values))
         values = sums.values * rest.exp()[..., None, None] + (b * onward.exp()[..., None]).transpose(-1, -2) @ c
         sums = Sums(values, tops[..., -1], place[:, -1])
