@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import math
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -51,28 +51,9 @@ def learning_curves(frame: pd.DataFrame, path: Path, *, note: str = "") -> list[
     encodings = list(dict.fromkeys(frame["encoding"]))
     chosen = looks(encodings)
     panels = list(frame.groupby(["task", "metric"], sort=False, dropna=False))
-    across = min(3, len(panels))
-    down = math.ceil(len(panels) / across)
-    with style():
-        wide = 4.0 * across
-        # Inches beside the panels for the legend; the caption keeps out of them.
-        legend = 0.9 + 0.1 * max(len(str(name)) for name in encodings)
-        figure = Figure(figsize=(wide + legend, 2.9 * down + 0.7), layout="constrained")
-        axes = figure.subplots(down, across, squeeze=False).ravel()
-        for axis in axes[len(panels):]:
-            axis.set_axis_off()
-        for axis, ((task, metric), points) in zip(axes, panels, strict=False):
-            _curves(axis, points, chosen)
-            axis.set_title(f"{task} (n = {_seeds(points)})")
-            axis.set_xlabel("optimizer step")
-            axis.set_ylabel(str(metric))
-        lines = {line.get_label(): line for axis in axes for line in axis.get_lines() if line.get_label() in encodings}
-        named = [name for name in encodings if name in lines]
-        figure.legend([lines[name] for name in named], named, loc="outside right upper", title="encoding",
-                      frameon=False)
-        caption = f"Mean over seeds, band: 95 % t interval, large cross: a seed has no finite value beyond. {note}"
-        figure.suptitle(textwrap.fill(caption.strip(), int(12 * wide)), fontsize=10, x=0.01, ha="left")
-        return save(figure, path)
+    caption = f"Mean over seeds, band: 95 % t interval, large cross: a seed has no finite value beyond. {note}"
+    return _panelled(panels, encodings, lambda axis, task, points: _curves(axis, points, chosen), path,
+                     across="optimizer step", caption=caption, above=0.7)
 
 
 def by_length(frame: pd.DataFrame, path: Path, *, trained: Mapping[str, int], note: str = "") -> list[Path]:
@@ -88,37 +69,55 @@ def by_length(frame: pd.DataFrame, path: Path, *, trained: Mapping[str, int], no
               if rows["length"].nunique() > 1]
     encodings = list(dict.fromkeys(frame["encoding"]))
     chosen = looks(encodings)
-    across = min(3, len(panels))
-    down = math.ceil(len(panels) / across)
+
+    def draw(axis: Axes, task: str, points: pd.DataFrame) -> None:
+        axis.set_xscale("log", base=2)
+        axis.axvline(trained[task], color="0.3", lw=1.0, ls=":")
+        for place, (encoding, look) in enumerate(chosen.items()):
+            own = points[points["encoding"] == encoding].astype({"length": int})
+            if own.empty:
+                continue
+            thin = {"linewidth": 2.8 - 1.2 * place / len(chosen), "markersize": 7 - 2.5 * place / len(chosen)}
+            sns.lineplot(data=own, x="length", y="value", ax=axis, errorbar=_band, label=encoding, legend=False,
+                         err_kws={"alpha": 0.4 / max(len(chosen), 3), "linewidth": 0}, **{**look, **thin})
+        shown = sorted(set(map(int, points["length"])))
+        axis.set_xticks(shown, [str(length) for length in shown], fontsize=8)
+        axis.minorticks_off()
+
+    caption = ("Mean over seeds, band: 95 % t interval; dotted line: trained length. Where a line ends early the "
+               f"encoding is refused beyond. {note}")
+    return _panelled(panels, encodings, draw, path, across="tokens", caption=caption, above=0.9)
+
+
+def _panelled(panels: list, encodings: list[str], draw: Callable[[Axes, str, pd.DataFrame], None], path: Path, *,
+              across: str, caption: str, above: float) -> list[Path]:
+    """A panel for each ((task, metric), points), up to three in a row, with one legend beside and a caption over them.
+
+    Args:
+        panels, encodings: what is drawn, and the names in the legend's order.
+        draw: fills one panel.
+        path: where to write, without a suffix.
+        across: label of the axis below. caption: its text. above: inches for it.
+    """
+    columns = min(3, len(panels))
+    down = math.ceil(len(panels) / columns)
     with style():
-        wide = 4.0 * across
+        wide = 4.0 * columns
+        # Inches beside the panels for the legend; the caption keeps out of them.
         legend = 0.9 + 0.1 * max(len(str(name)) for name in encodings)
-        figure = Figure(figsize=(wide + legend, 2.9 * down + 0.9), layout="constrained")
-        axes = figure.subplots(down, across, squeeze=False).ravel()
+        figure = Figure(figsize=(wide + legend, 2.9 * down + above), layout="constrained")
+        axes = figure.subplots(down, columns, squeeze=False).ravel()
         for axis in axes[len(panels):]:
             axis.set_axis_off()
         for axis, ((task, metric), points) in zip(axes, panels, strict=False):
-            axis.set_xscale("log", base=2)
-            axis.axvline(trained[str(task)], color="0.3", lw=1.0, ls=":")
-            for place, (encoding, look) in enumerate(chosen.items()):
-                own = points[points["encoding"] == encoding].astype({"length": int})
-                if own.empty:
-                    continue
-                thin = {"linewidth": 2.8 - 1.2 * place / len(chosen), "markersize": 7 - 2.5 * place / len(chosen)}
-                sns.lineplot(data=own, x="length", y="value", ax=axis, errorbar=_band, label=encoding, legend=False,
-                             err_kws={"alpha": 0.4 / max(len(chosen), 3), "linewidth": 0}, **{**look, **thin})
-            shown = sorted(set(map(int, points["length"])))
-            axis.set_xticks(shown, [str(length) for length in shown], fontsize=8)
-            axis.minorticks_off()
+            draw(axis, str(task), points)
             axis.set_title(f"{task} (n = {_seeds(points)})")
-            axis.set_xlabel("tokens")
+            axis.set_xlabel(across)
             axis.set_ylabel(str(metric))
         lines = {line.get_label(): line for axis in axes for line in axis.get_lines()}
         named = [name for name in encodings if name in lines]
         figure.legend([lines[name] for name in named], named, loc="outside right upper", title="encoding",
                       frameon=False)
-        caption = ("Mean over seeds, band: 95 % t interval; dotted line: trained length. Where a line ends early the "
-                   f"encoding is refused beyond. {note}")
         figure.suptitle(textwrap.fill(caption.strip(), int(12 * wide)), fontsize=10, x=0.01, ha="left")
         return save(figure, path)
 
