@@ -98,8 +98,12 @@ def study(
     folder = path_of(out, "--out") if out else home() / f"{plan.study.suite}-{plan.study.preset}"
     copy = tracker_named(tracker, home())
     at_once = trials_at_once(jobs, plan.study.train.threads, plan.study.train.device)
-    studies.claim(folder, plan.study)
     store = Store(home() / "trials")
+    known = studies.stored(plan.trials, store)
+    news = {trial.config.encoding.label: trial.config.encoding for trial in plan.trials
+            if trial.fingerprint not in known and ENCODINGS.own(trial.config.encoding.name)}
+    prove(list(news.values()))
+    studies.claim(folder, plan.study)
     for why in plan.skipped.values():
         say(f"skipped: {why}")
     copy.prepare()
@@ -108,10 +112,6 @@ def study(
         "posbench-" + re.sub(r"[^A-Za-z0-9._-]+|\.{2,}", "-", folder.name)[:50],
         f"{plan.trials[0].suite.title}, preset {plan.study.preset}",
     )
-    known = studies.stored(plan.trials, store)
-    news = {trial.config.encoding.label: trial.config.encoding for trial in plan.trials
-            if trial.fingerprint not in known and ENCODINGS.own(trial.config.encoding.name)}
-    prove(list(news.values()))
     with Progress(len(plan.trials), len(known)) as watch:
         records = studies.run(plan, store, jobs=at_once, tracker=copy, watch=watch)
     files = _report(plan, records, folder)

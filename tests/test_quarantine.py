@@ -90,3 +90,18 @@ def _runs(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return os.path.exists(f"/proc/{pid}")
+
+
+def test_a_built_in_encoding_that_fails_is_told_before_anything_is_written(tmp_path: Path, monkeypatch) -> None:
+    from posbench import cli, quarantine
+
+    def fails(choices: list[EncodingChoice]) -> None:
+        if choices:
+            raise UserError("fails its contract")
+
+    monkeypatch.setattr(quarantine, "prove", fails)
+    monkeypatch.setenv("POSBENCH_HOME", str(tmp_path / "home"))
+    with pytest.raises(UserError, match="fails its contract"):
+        cli.app(["study", "glue", "--encodings", "nope", "--baseline", "nope", "--tasks", "cola", "--seeds", "1"],
+                standalone_mode=False)
+    assert not (tmp_path / "home").exists()
