@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,7 @@ def trials_at_once(jobs: int, threads: int, device: str) -> int:
 def tracker_named(name: str, home: Path) -> Any:
     """Where the record is copied to: MLflow, lines of JSON, or nowhere."""
     from posbench import track
+    from posbench.mirror import Mirror
 
     if name == "none":
         return track.Tracker()
@@ -98,5 +100,8 @@ def tracker_named(name: str, home: Path) -> Any:
             raise StorageError(f"folder '{home}' cannot be made: {error.strerror}: set POSBENCH_HOME") from None
         return track.JsonLines(home / "trials.jsonl")
     if name == "mlflow":
-        return track.MLflow(os.environ.get("MLFLOW_TRACKING_URI") or home)
+        place = os.environ.get("MLFLOW_TRACKING_URI") or home
+        # Built here too, so that a wrong address is told at once.
+        track.MLflow(place)
+        return Mirror(partial(track.MLflow, place))
     raise UserError(f"unknown tracker '{name}', {nearest(name, ('mlflow', 'json', 'none'))}")

@@ -122,7 +122,7 @@ class MLflow(Tracker):
         if self.lost:
             line = (
                 f"MLflow copy incomplete: {len(self.lost)} of {len(self.told)} runs, "
-                f"run the study again to fill it in: {self.reason}"
+                f"posbench sync fills it in: {self.reason}"
             )
         self._forget()
         return line

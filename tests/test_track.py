@@ -331,7 +331,7 @@ def test_a_dead_or_silent_server_is_told_once_and_holds_nobody_up(silent: int) -
             tracker.trial(record(seed=seed), {})
         told = tracker.end()
         assert time.monotonic() - began < 8
-        assert told.startswith("MLflow copy incomplete: 21 of 21 runs, run the study again to fill it in: ")
+        assert told.startswith("MLflow copy incomplete: 21 of 21 runs, posbench sync fills it in: ")
         assert "\n" not in told
 
 
