@@ -14,13 +14,17 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any
 
-from posbench.config import EncodingChoice, Scalar
+from posbench import environment
+from posbench.config import EncodingChoice, Scalar, digest
 from posbench.contract import Verdict
-from posbench.errors import UserError
+from posbench.errors import UserError, is_file
 from posbench.execute import end_with_parent, manner_of_end
 from posbench.registry import ENCODINGS
+from posbench.store import write_atomically
+from posbench.trial import Trial
 
 SECONDS = 300.0
 """After this a check counts as hanging; the slowest built-in encoding needs a hundredth of it."""
@@ -112,3 +116,26 @@ def prove(choices: Sequence[EncodingChoice]) -> None:
                 f"encoding '{choice.label}' fails its contract in {len(wrong)} checks, the first: "
                 f"{wrong[0].check} {wrong[0].title}, {wrong[0].reason} (posbench check {choice.name} shows all)"
             )
+
+
+def prove_once(trials: Sequence[Trial], folder: Path) -> None:
+    """Refuses posbench's own encodings that fail their contract; a proof is kept and not made again.
+
+    A proof belongs to the sources of the encoding, its options, posbench's own code and the versions of what it was
+    made with: when any of them changes it is another one.
+
+    Args:
+        trials: one for each choice to prove.
+        folder: where proofs are kept.
+    """
+    for trial in trials:
+        facts = environment.facts()
+        key = digest([trial.sources, trial.plugin.name, asdict(trial.options), facts["code"], facts["versions"],
+                      facts["processor"]])
+        proof = folder / f"{key}.json"
+        if is_file(proof):
+            continue
+        prove([trial.config.encoding])
+        with contextlib.suppress(OSError):  # where nothing can be written the study says so itself
+            folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(proof, json.dumps({"encoding": trial.config.encoding.label, "passed": True}).encode())

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from posbench.config import EncodingChoice
+from posbench import environment, quarantine
+from posbench.config import EncodingChoice, TrainConfig, TrialConfig
 from posbench.errors import UserError
-from posbench.quarantine import check_apart, prove, verdicts
+from posbench.quarantine import check_apart, prove, prove_once, verdicts
 from posbench.testing import check_encoding
+from posbench.trial import resolve
 
 PLUGIN = '''
 """wild: misbehaves."""
@@ -105,3 +108,31 @@ def test_a_built_in_encoding_that_fails_is_told_before_anything_is_written(tmp_p
         cli.app(["study", "glue", "--encodings", "nope", "--baseline", "nope", "--tasks", "cola", "--seeds", "1"],
                 standalone_mode=False)
     assert not (tmp_path / "home").exists()
+
+
+def test_a_proof_is_made_once_for_each_version_of_what_it_is_of(tmp_path: Path, monkeypatch) -> None:
+    made: list[str] = []
+    monkeypatch.setattr(quarantine, "prove", lambda choices: made.extend(choice.label for choice in choices))
+
+    def trial(text: str):
+        train = TrainConfig(steps=1)
+        return resolve(TrialConfig(encoding=EncodingChoice.parse(text), suite="glue", task="rte", seed=0, train=train))
+
+    rope = trial("rope")
+    for _ in range(2):
+        prove_once([rope, trial("nope")], tmp_path)
+    assert made == ["rope", "nope"]
+    prove_once([trial("rope:base=500")], tmp_path)
+    edited = replace(rope, plugin=replace(rope.plugin, source_hash="0" * 64))
+    prove_once([edited], tmp_path)
+    monkeypatch.setitem(environment.facts(), "code", "another")
+    prove_once([rope], tmp_path)
+    assert made == ["rope", "nope", "rope:base=500", "rope", "rope"]
+
+    def fails(choices: object) -> None:
+        raise UserError("fails its contract")
+
+    monkeypatch.setattr(quarantine, "prove", fails)
+    for _ in range(2):
+        with pytest.raises(UserError, match="fails its contract"):
+            prove_once([trial("rope:base=600")], tmp_path)
