@@ -6,6 +6,7 @@ import errno
 import re
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,6 +28,8 @@ from posbench.examination import check
 from posbench.inspection import analyse
 from posbench.measuring import bench
 
+KEPT: list[Callable[[], str]] = []
+"""What the command at work says of its results when it is stopped."""
 app = typer.Typer(
     name="posbench",
     add_completion=True,
@@ -99,6 +102,7 @@ def study(
     copy = tracker_named(tracker, home())
     at_once = trials_at_once(jobs, plan.study.train.threads, plan.study.train.device)
     store = Store(home() / "trials")
+    KEPT.append(lambda: studies.kept(plan.trials, store))
     known = studies.stored(plan.trials, store)
     news = {trial.config.encoding.label: trial.config.encoding for trial in plan.trials
             if trial.fingerprint not in known and ENCODINGS.own(trial.config.encoding.name)}
@@ -215,18 +219,20 @@ def main() -> None:
         sys.exit(2)
     except (KeyboardInterrupt, typer.Abort):
         code = 130
+    except Terminated:
+        code = 143
     except OSError as error:
         if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EIO):
             raise
         sys.stderr.write(f"posbench: error: what the command prints cannot be written: {error.strerror}\n")
         sys.exit(StorageError.exit_code)
-    if code == 130:
-        sys.stderr.write("posbench: interrupted; finished trials are kept, the same command goes on\n")
+    if code in (130, 143):
+        told = "".join(f"; {kept()}" for kept in KEPT)
+        sys.stderr.write(f"posbench: {'interrupted' if code == 130 else 'terminated'}{told}\n")
     sys.exit(code)
 
 
 def _terminated(number: int, frame: Any) -> None:
-    sys.stderr.write("posbench: terminated; finished trials are kept, the same command goes on\n")
     raise Terminated(143)
 
 

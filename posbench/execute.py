@@ -5,10 +5,12 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 import threading
+import time
 import traceback
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -20,9 +22,11 @@ from posbench.trial import Trial, resolve
 
 # A worker that imports torch and its plugins afresh needs seconds; one that says nothing for longer never started.
 JOIN_SECONDS = 5
+# Workers that are asked to end finish their step and write a checkpoint; longer than this nobody waits.
+CHECKPOINT_SECONDS = 30
 
 
-def execute(trials: Sequence[Trial], root: Path, jobs: int) -> Iterator[Record]:
+def execute(trials: Sequence[Trial], root: Path, jobs: int) -> Generator[Record]:
     """Runs trials and yields the record of each as it is kept in the store under `root`.
 
     Args:
@@ -47,10 +51,12 @@ def execute(trials: Sequence[Trial], root: Path, jobs: int) -> Iterator[Record]:
 
 def run_and_keep(trial: Trial, store: Store) -> Record:
     """Runs one trial; whatever happens to it is a record, and only a store that cannot be written is an error."""
-    from posbench.runner import run
+    from posbench.runner import checkpoints_of, run
 
+    checkpoints = None
     try:
-        record, predictions = run(trial)
+        checkpoints = checkpoints_of(trial, store.folder(trial.fingerprint), tell)
+        record, predictions = run(trial, checkpoints=checkpoints)
     except ContextLengthExceeded as error:
         record, predictions = failed(trial, "refused", str(error)), {}
     except UserError as error:
@@ -61,7 +67,14 @@ def run_and_keep(trial: Trial, store: Store) -> Record:
         reason = reason_of(error)
         record, predictions = failed(trial, "failed", reason, traceback.format_exc()), {}
     store.keep(record, predictions)
+    if checkpoints is not None:
+        checkpoints.remove()
     return record
+
+
+def tell(line: str) -> None:
+    """A line on what is wrong with the machine and not with a trial, for whoever watches."""
+    sys.stderr.write(f"posbench: warning: {line}\n")
 
 
 def failed(trial: Trial, status: str, reason: str, trace: str = "") -> Record:
@@ -136,13 +149,17 @@ class _Pool:
         return fresh
 
     def close(self) -> None:
-        for worker in self.workers:
-            if worker.trial is not None:
-                worker.process.terminate()
-            worker.connection.close()
-        for worker in self.workers:
-            worker.process.join(JOIN_SECONDS)
-            if worker.process.is_alive():
+        """Ends the workers: those with a trial leave a checkpoint of it, unless that takes too long."""
+        try:
+            for worker in self.workers:
+                if worker.trial is not None:
+                    worker.process.terminate()
+                worker.connection.close()
+            latest = time.monotonic() + CHECKPOINT_SECONDS
+            for worker in self.workers:
+                worker.process.join(max(0.0, latest - time.monotonic()))
+        finally:  # a second signal waits for no one
+            for worker in self.workers:
                 worker.process.kill()
 
 

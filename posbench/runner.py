@@ -6,11 +6,12 @@ encoding alone therefore share all three.
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,12 +21,16 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
 from posbench import environment
+from posbench.checkpoint import Checkpoints
 from posbench.config import TrainConfig, to_plain
+from posbench.interrupt import Deferred
 from posbench.objective import Scores, objective_of
 from posbench.positions import Positions
+from posbench.registry import SUITES
 from posbench.seeds import number
 from posbench.store import Record
 from posbench.suite import TaskData
+from posbench.training import Training
 from posbench.transformer import Transformer
 from posbench.trial import Trial, load_rows
 
@@ -38,28 +43,54 @@ class Diverged(Exception):
     """The loss is no finite number any more."""
 
 
-def run(trial: Trial, progress: Progress | None = None) -> tuple[Record, dict[str, np.ndarray]]:
+def run(trial: Trial, progress: Progress | None = None,
+        checkpoints: Checkpoints | None = None) -> tuple[Record, dict[str, np.ndarray]]:
     """Trains and scores one trial.
 
     Args:
         trial: what to run.
         progress: called with the number of updates done and planned.
+        checkpoints: where training is put down from time to time, and taken up again; see `checkpoints_of`. A signal
+            to end then waits for the step at work and a checkpoint.
 
     Returns:
         The record for the store, and per-example arrays by '<split>/gold', '<split>/predicted' and '<split>/output'.
     """
-    return _Run(trial, progress or (lambda done, planned: None)).result()
+    return _Run(trial, progress or (lambda done, planned: None), checkpoints).result()
+
+
+def checkpoints_of(trial: Trial, folder: Path, tell: Callable[[str], None] = lambda line: None) -> Checkpoints:
+    """Checkpoints of a trial in a folder; those of other code, libraries or another kind of device are not this one's.
+
+    Args:
+        tell: called with a line for the user, when none can be written.
+    """
+    versions = environment.facts()["versions"]
+    identity = {
+        "fingerprint": trial.fingerprint,
+        "encoding": trial.plugin.name,
+        "suite": SUITES.load(trial.suite.name).source_hash,
+        "code": environment.code_hash(),
+        "torch": versions["torch"],
+        "numpy": versions["numpy"],
+        "device": "cuda" if _on_gpu(trial.config.train) else "cpu",
+    }
+    return Checkpoints(folder, identity, tell=tell)
+
+
+def _on_gpu(train: TrainConfig) -> bool:
+    return train.device != "cpu" and torch.cuda.is_available()
 
 
 class _Run:
     """One trial under way."""
 
-    def __init__(self, trial: Trial, progress: Progress) -> None:
-        self.trial, self.progress = trial, progress
+    def __init__(self, trial: Trial, progress: Progress, checkpoints: Checkpoints | None = None) -> None:
+        self.trial, self.progress, self.checkpoints = trial, progress, checkpoints
         config = trial.config
         self.train: TrainConfig = config.train
         torch.set_num_threads(self.train.threads)
-        on_gpu = self.train.device != "cpu" and torch.cuda.is_available()
+        on_gpu = _on_gpu(self.train)
         self.accelerator = Accelerator(cpu=not on_gpu, mixed_precision="bf16" if on_gpu else "no")
         self.device = self.accelerator.device
         self.rows: TaskData
@@ -74,12 +105,20 @@ class _Run:
             head=self.objective.head(trial.task, self.objective.vocabulary),
         )
         self.model.initialise(config.seed)
-        self.curves: list[dict[str, Any]] = []
-        self.step_seconds: list[float] = []
-        self.updates = 0
+        self.updates = updates(self.train, self.objective.counts["train"])
+        optimizer = torch.optim.AdamW(
+            self.model.parameter_groups(self.train.weight_decay),
+            lr=self.train.learning_rate,
+            betas=(0.9, self.train.beta2),
+            fused=True,
+        )
+        self.model, self.optimizer = self.accelerator.prepare(self.model, optimizer)
+        self.schedule = LambdaLR(optimizer, lambda step: learning_rate(step, self.updates, self.train.warmup,
+                                                                       self.train.schedule))
+        self.state = Training(self.model, optimizer, self.schedule, average=self.train.average)
+        self.began = time.time()
 
     def result(self) -> tuple[Record, dict[str, np.ndarray]]:
-        began = time.time()
         status, reason = "done", ""
         rows: list[dict[str, Any]] = []
         apart: list[dict[str, Any]] = []
@@ -112,10 +151,13 @@ class _Run:
             "threads": self.train.threads,
             "updates": self.updates,
             "position_rms": self._position_rms(),
-            "began": began,
+            "began": self.began,
             "ended": ended,
+            "resumed": self.state.resumed,
             **environment.facts(),
         }
+        if events := self.state.events:
+            facts["checkpoints"] = events
         if apart:
             facts["apart"] = apart
         if self.device.type == "cuda":
@@ -127,61 +169,63 @@ class _Run:
             status=status,
             reason=reason,
             rows=rows,
-            curves=self.curves,
+            curves=self.state.curves,
             parameters=sum(p.numel() for p in self.model.parameters() if p.requires_grad),
-            seconds=ended - began,
-            step_seconds=statistics.median(self.step_seconds) if self.step_seconds else 0.0,
+            seconds=self._spent(ended),
+            step_seconds=statistics.median(self.state.step_seconds) if self.state.step_seconds else 0.0,
             facts=facts,
         )
         return record, predictions
 
     def _fit(self) -> None:
-        train = self.train
-        total = self.updates = updates(train, self.objective.counts["train"])
-        optimizer = torch.optim.AdamW(
-            self.model.parameter_groups(train.weight_decay),
-            lr=train.learning_rate,
-            betas=(0.9, train.beta2),
-            fused=True,
-        )
-        self.model, optimizer = self.accelerator.prepare(self.model, optimizer)
-        schedule = LambdaLR(optimizer.optimizer, lambda step: learning_rate(step, total, train.warmup, train.schedule))
+        train, total, state = self.train, self.updates, self.state
         # Dropout draws from the default generator and is the only thing that does.
         torch.manual_seed(number(self.trial.config.seed, "dropout"))
-        batches = self.objective.batches(self.trial.config.seed)
+        if self.checkpoints is not None:
+            self.checkpoints.restore(state.restore)
+            state.events += self.checkpoints.events
+            self.checkpoints.events = state.events
+        # Rows depend on the seed alone: those of updates that were done before are passed over, not trained on.
+        batches = itertools.islice(self.objective.batches(self.trial.config.seed), state.step, None)
         interval = max(1, total // INTERVALS)
         evaluations = {math.ceil(total * part / train.evaluations) for part in range(1, train.evaluations + 1)}
-        best: tuple[float, dict[str, Tensor]] | None = None
-        latest: deque[dict[str, Tensor]] = deque(maxlen=train.average)
-        losses: list[Tensor] = []
         self.model.train()
-        for step in range(1, total + 1):
-            began = time.perf_counter()
-            loss = self.objective.loss(self.model, next(batches))
-            self.accelerator.backward(loss)
-            self.accelerator.clip_grad_norm_(self.model.parameters(), train.clip)
-            optimizer.step()
-            schedule.step()
-            optimizer.zero_grad()
-            self.step_seconds.append(time.perf_counter() - began)
-            losses.append(loss.detach())
-            if step % interval == 0 or step == total:
-                mean = float(torch.stack(losses).mean())
-                losses.clear()
-                if not math.isfinite(mean):
-                    raise Diverged(f"the training loss is {mean} at update {step} of {total}")
-                self._point("train/loss", step, mean)
-                self.progress(step, total)
-            if step in evaluations:
-                score = self._evaluate(step)
-                if train.select == "best" and (best is None or score > best[0]):
-                    best = score, {name: value.clone() for name, value in self.model.state_dict().items()}
-                if train.average > 1:
-                    latest.append({name: value.clone() for name, value in self.model.state_dict().items()})
-        if best is not None:
-            self.model.load_state_dict(best[1])
-        if latest:
-            self.model.load_state_dict(averaged(latest))
+        with Deferred(active=self.checkpoints is not None) as signals:
+            for step in range(state.step + 1, total + 1):
+                began = time.perf_counter()
+                loss = self.objective.loss(self.model, next(batches))
+                self.accelerator.backward(loss)
+                self.accelerator.clip_grad_norm_(self.model.parameters(), train.clip)
+                self.optimizer.step()
+                self.schedule.step()
+                self.optimizer.zero_grad()
+                state.step_seconds.append(time.perf_counter() - began)
+                state.losses.append(loss.detach())
+                if step % interval == 0 or step == total:
+                    mean = float(torch.stack(state.losses).mean())
+                    state.losses.clear()
+                    if not math.isfinite(mean):
+                        raise Diverged(f"the training loss is {mean} at update {step} of {total}")
+                    self._point("train/loss", step, mean)
+                    self.progress(step, total)
+                if step in evaluations:
+                    score = self._evaluate(step)
+                    if train.select == "best" and (state.best is None or score > state.best[0]):
+                        state.best = score, state.weights()
+                    if train.average > 1:
+                        state.latest.append(state.weights())
+                state.step = step
+                if self.checkpoints is not None and (signals.asked or self.checkpoints.due()):
+                    self.checkpoints.write(step, lambda: state.capture(self._spent(time.time())))
+                signals.obey()
+        if state.best is not None:
+            self.model.load_state_dict(state.best[1])
+        if state.latest:
+            self.model.load_state_dict(averaged(state.latest))
+
+    def _spent(self, now: float) -> float:
+        """Seconds of this trial up to now, those of processes that were interrupted included."""
+        return self.state.spent + now - self.began
 
     @torch.no_grad()
     def _score(self, split: str) -> Scores:
@@ -206,7 +250,7 @@ class _Run:
         return primary["value"] if primary["higher_is_better"] else -primary["value"]
 
     def _point(self, metric: str, step: int, value: float) -> None:
-        self.curves.append({"step": step, "metric": metric, "value": value})
+        self.state.curves.append({"step": step, "metric": metric, "value": value})
 
     @torch.no_grad()
     def _position_rms(self) -> float:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from posbench.checkpoint import there
 from posbench.config import EncodingChoice, StudyConfig, build, override, to_plain
 from posbench.data import MissingTask
 from posbench.errors import ContextLengthExceeded, StorageError, UserError, is_file, nearest, reason_of
@@ -242,11 +244,13 @@ def run(plan: Plan, store: Store, *, jobs: int, tracker: Tracker, watch: Watch) 
     for record in records.values():
         if record.status != "failed":
             tracker.trial(record, {})
-    for record in execute(missing, store.root, jobs):
-        done += 1
-        records[record.fingerprint] = record
-        tracker.trial(record, {})
-        watch(done, planned, record)
+    # Closed at once when the study is stopped between two records: its workers are told then, and not when it is freed.
+    with contextlib.closing(execute(missing, store.root, jobs)) as running:
+        for record in running:
+            done += 1
+            records[record.fingerprint] = record
+            tracker.trial(record, {})
+            watch(done, planned, record)
     return records
 
 
@@ -258,3 +262,10 @@ def stored(trials: Sequence[Trial], store: Store) -> dict[str, Record]:
             record = store.load(trial.fingerprint)
             records[trial.fingerprint] = Record(**{**vars(record), "label": trial.config.encoding.label})
     return records
+
+
+def kept(trials: Sequence[Trial], store: Store) -> str:
+    """What a study that is stopped says of its trials."""
+    under_way = sum(there(store.folder(trial.fingerprint)) for trial in trials if not store.has(trial.fingerprint))
+    told = f"{under_way} trial{'s' * (under_way != 1)} under way {'were' if under_way != 1 else 'was'} checkpointed, "
+    return (told if under_way else "") + "finished trials are kept, the same command goes on"

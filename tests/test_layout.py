@@ -50,6 +50,9 @@ ALLOWED = {
     "suite": {"config"},
     "tokens": {"errors", "seeds"},
     "store": {"errors"},
+    "checkpoint": {"store"},
+    "training": {"checkpoint"},
+    "interrupt": {"errors"},
     "stats": {"errors"},
     "results": {"errors"},
 }

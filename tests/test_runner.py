@@ -103,7 +103,7 @@ def test_the_test_split_is_read_once_and_after_training(monkeypatch: pytest.Monk
     genuine = runner._Run._score
 
     def counted(self: runner._Run, split: str) -> object:
-        reads.append((split, len(self.step_seconds)))
+        reads.append((split, len(self.state.step_seconds)))
         return genuine(self, split)
 
     monkeypatch.setattr(runner._Run, "_score", counted)
@@ -181,7 +181,7 @@ def test_a_process_that_is_asked_to_end_leaves_its_trial_for_the_next_one(
     from posbench import runner
     from posbench.errors import Terminated
 
-    def asked(trial: Trial) -> None:
+    def asked(trial: Trial, **others: object) -> None:
         raise Terminated(143)
 
     monkeypatch.setattr(runner, "run", asked)
