@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import os
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from posbench.environment import cores
 from posbench.errors import StorageError, UserError, nearest
+
+if TYPE_CHECKING:
+    from posbench.config import TrainConfig
+    from posbench.execute import Executor
+    from posbench.store import Store
 
 SEEDS = 1000
 
@@ -84,6 +90,35 @@ def trials_at_once(jobs: int, threads: int, device: str) -> int:
             f"--jobs {jobs}: this machine has {available} cores; give at most {4 * available}, or 0 for as many as fit"
         )
     return jobs or (1 if device == "cuda" else max(1, available // threads))
+
+
+def executor_named(
+    name: str, store: Store, train: TrainConfig, *, jobs: int, timeout: float, gpus: float
+) -> Executor:
+    """Where trials run.
+
+    Args:
+        name: 'local' or 'ray'. store: where results are kept. train: for the threads and the device of a trial.
+        jobs: trials at once, 0 for as many as fit. timeout: seconds of a trial, 0 for no end.
+        gpus: of a trial on Ray, 0 for one where it trains on a GPU.
+    """
+    for option, value in (("--timeout", timeout), ("--gpus-per-trial", gpus)):
+        if not math.isfinite(value):
+            raise UserError(f"{option} {value}: give a number, or 0")
+    end = timeout or None
+    if name == "ray":
+        from posbench.ray_cluster import RayCluster
+
+        return RayCluster(store, train.threads, gpus=gpus or float(train.device == "cuda"), jobs=jobs, timeout=end)
+    if name != "local":
+        raise UserError(f"unknown executor '{name}', {nearest(name, ('local', 'ray'))}")
+    if gpus:
+        raise UserError(f"--gpus-per-trial {gpus:g}: Ray shares GPUs by fractions: add --executor ray, or leave it out")
+    from posbench.execute import Here
+    from posbench.workers import Processes
+
+    at_once = trials_at_once(jobs, train.threads, train.device)
+    return Here(store) if at_once == 1 and end is None else Processes(store, at_once, end)
 
 
 def tracker_named(name: str, home: Path) -> Any:

@@ -15,12 +15,12 @@ from typer.exceptions import TyperException
 
 from posbench.arguments import (
     assignment,
+    executor_named,
     home,
     names,
     path_of,
     seed_numbers,
     tracker_named,
-    trials_at_once,
 )
 from posbench.console import Progress, described, say, short, terminal_width
 from posbench.errors import StorageError, Terminated, UserError, one_line
@@ -67,6 +67,15 @@ def study(
     ] = None,
     out: Annotated[str, typer.Option(help="Folder of tables and figures; out/SUITE-PRESET by default.")] = "",
     jobs: Annotated[int, typer.Option(help="Trials at once; 0 takes all cores, or one on a GPU.", min=0)] = 0,
+    timeout: Annotated[
+        float, typer.Option(help="Seconds after which a trial is ended and has failed; 0 for no end.", min=0)
+    ] = 0,
+    executor: Annotated[
+        str, typer.Option(help="Where trials run: local, or ray (RAY_ADDRESS, or what `ray start` started here).")
+    ] = "local",
+    gpus_per_trial: Annotated[
+        float, typer.Option(help="Share of a GPU that a trial takes on Ray, such as 0.25; 0 for one on cuda.", min=0)
+    ] = 0,
     skip_missing: Annotated[bool, typer.Option(help="Leave out tasks whose files are missing, and say so.")] = False,
     tracker: Annotated[str, typer.Option(help="Copy of the record for browsing: mlflow, json or none.")] = "mlflow",
 ) -> None:
@@ -100,9 +109,9 @@ def study(
     plan = studies.plan(wanted, skip_missing=skip_missing)
     folder = path_of(out, "--out") if out else home() / f"{plan.study.suite}-{plan.study.preset}"
     copy = tracker_named(tracker, home())
-    at_once = trials_at_once(jobs, plan.study.train.threads, plan.study.train.device)
     store = Store(home() / "trials")
     KEPT.append(lambda: studies.kept(plan.trials, store))
+    place = executor_named(executor, store, plan.study.train, jobs=jobs, timeout=timeout, gpus=gpus_per_trial)
     known = studies.stored(plan.trials, store)
     news = {trial.config.encoding.label: trial.config.encoding for trial in plan.trials
             if trial.fingerprint not in known and ENCODINGS.own(trial.config.encoding.name)}
@@ -117,7 +126,7 @@ def study(
         f"{plan.trials[0].suite.title}, preset {plan.study.preset}",
     )
     with Progress(len(plan.trials), len(known)) as watch:
-        records = studies.run(plan, store, jobs=at_once, tracker=copy, watch=watch)
+        records = studies.run(plan, store, executor=place, tracker=copy, watch=watch)
     files = _report(plan, records, folder)
     from posbench.outcome import summary
 

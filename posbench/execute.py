@@ -1,56 +1,74 @@
-"""Where trials run: in this process, or in worker processes that a fault of one trial cannot take along."""
+"""Where trials run: in this process, in worker processes, or on a cluster; one trial runs in one place at a time."""
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import signal
+import resource
 import sys
-import threading
 import time
 import traceback
-from collections import deque
-from collections.abc import Generator, Iterator, Sequence
-from multiprocessing.connection import Connection, wait
-from pathlib import Path
-from typing import Any
+from collections.abc import Generator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Protocol
 
 from posbench.config import to_plain
-from posbench.errors import ContextLengthExceeded, StorageError, Terminated, UserError, reason_of
+from posbench.errors import ContextLengthExceeded, Terminated, UserError, reason_of
 from posbench.store import Record, Store
-from posbench.trial import Trial, resolve
+from posbench.turns import POLL, Turn, Turns, Wanted
 
-# A worker that imports torch and its plugins afresh needs seconds; one that says nothing for longer never started.
-JOIN_SECONDS = 5
-# Workers that are asked to end finish their step and write a checkpoint; longer than this nobody waits.
-CHECKPOINT_SECONDS = 30
+if TYPE_CHECKING:
+    from posbench.trial import Trial
+
+NO_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory", "bad_alloc", "ALLOC_FAILED")
 
 
-def execute(trials: Sequence[Trial], root: Path, jobs: int) -> Generator[Record]:
-    """Runs trials and yields the record of each as it is kept in the store under `root`.
+class Executor(Protocol):
+    """A place where trials run."""
+
+    def results(self, trials: Sequence[Trial]) -> Generator[Record]:
+        """Runs trials and yields the record of each when it lies in the store, also where another process ran it.
+
+        Raises:
+            StorageError: results cannot be written; nothing that happens to a trial stops the others.
+        """
+        ...
+
+
+class Here:
+    """One trial after the other in this process, with everything that plugins print.
 
     Args:
-        trials: what to run, in this order.
-        root: folder of the store.
-        jobs: trials at once; with 1 they run in this process.
-
-    Raises:
-        StorageError: results cannot be written; nothing else stops the others.
+        store: where results are kept.
     """
-    if jobs <= 1 or len(trials) <= 1:
-        store = Store(root)
-        for trial in trials:
-            yield run_and_keep(trial, store)
-        return
-    pool = _Pool(min(jobs, len(trials)), root)
-    try:
-        yield from pool.results(trials)
-    finally:
-        pool.close()
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+
+    def results(self, trials: Sequence[Trial]) -> Generator[Record]:
+        turns, found = Turns(self.store, trials), {trial.fingerprint: trial for trial in trials}
+        while turns:
+            turn = turns.next()
+            if turn is None:
+                time.sleep(POLL)
+            elif record := run_once(found[turn.fingerprint], turn, self.store):
+                yield record
+            else:
+                turns.leave(turn)
 
 
-def run_and_keep(trial: Trial, store: Store) -> Record:
-    """Runs one trial; whatever happens to it is a record, and only a store that cannot be written is an error."""
+def run_once(trial: Trial, turn: Turn, store: Store) -> Record | None:
+    """Runs one trial, or takes the result that came from elsewhere since; None while another process runs it."""
+    with store.claim(turn.fingerprint) as mine:
+        return (turn.settled(store) or run_and_keep(trial, store, turn.lost)) if mine else None
+
+
+def run_and_keep(trial: Trial, store: Store, lost: Sequence[str] = ()) -> Record:
+    """Runs one trial; whatever happens to it is a record, and only a store that cannot be written is an error.
+
+    Args:
+        trial: what to run.
+        store: where its result is kept.
+        lost: how the workers of earlier attempts ended, for the record.
+    """
     from posbench.runner import checkpoints_of, run
 
     checkpoints = None
@@ -64,8 +82,14 @@ def run_and_keep(trial: Trial, store: Store) -> Record:
     except (KeyboardInterrupt, Terminated):
         raise
     except BaseException as error:  # a plugin that wants to leave, by SystemExit or worse, ends its trial alone
+        facts: dict[str, Any] = {"traceback": traceback.format_exc()}
         reason = reason_of(error)
-        record, predictions = failed(trial, "failed", reason, traceback.format_exc()), {}
+        if wanted_memory(error):
+            facts["peak_memory"] = peak = peak_memory()
+            reason = f"out of memory (the process had {peak / 2**20:,.0f} MiB at its peak): {reason}"
+        record, predictions = failed(trial, "failed", reason, **facts), {}
+    if lost:
+        record = replace(record, facts=record.facts | {"lost": list(lost)})
     store.keep(record, predictions)
     if checkpoints is not None:
         checkpoints.remove()
@@ -77,7 +101,7 @@ def tell(line: str) -> None:
     sys.stderr.write(f"posbench: warning: {line}\n")
 
 
-def failed(trial: Trial, status: str, reason: str, trace: str = "") -> Record:
+def failed(trial: Wanted, status: str, reason: str, **facts: Any) -> Record:
     """The record of a trial without a result."""
     return Record(
         fingerprint=trial.fingerprint,
@@ -85,115 +109,24 @@ def failed(trial: Trial, status: str, reason: str, trace: str = "") -> Record:
         config=to_plain(trial.config),
         status=status,
         reason=reason,
-        facts={"traceback": trace} if trace else {},
+        facts=facts,
     )
 
 
-class _Worker:
-    """One process with the trial that it is busy with."""
+def wanted_memory(error: BaseException) -> bool:
+    """Whether an error says that memory ran out, on the machine or on its GPU; torch says it in several ways.
 
-    def __init__(self, context: Any, root: Path) -> None:
-        self.connection, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs, root), daemon=True)
-        self.process.start()
-        theirs.close()
-        self.trial: Trial | None = None
-
-
-class _Pool:
-    def __init__(self, size: int, root: Path) -> None:
-        # Spawned, not forked: torch's threads do not survive a fork.
-        self.context = multiprocessing.get_context("spawn")
-        self.root, self.store = root, Store(root)
-        self.workers = [_Worker(self.context, root) for _ in range(size)]
-
-    def results(self, trials: Sequence[Trial]) -> Iterator[Record]:
-        waiting = deque(trials)
-        for worker in self.workers:
-            self._give(worker, waiting)
-        while busy := {worker.connection: worker for worker in self.workers if worker.trial is not None}:
-            for connection in wait(list(busy)):
-                worker = busy[connection]
-                trial = worker.trial
-                assert trial is not None
-                try:
-                    kind, content = worker.connection.recv()
-                except (EOFError, OSError):
-                    record = self._died(worker, trial)
-                    worker = self._replace(worker)
-                else:
-                    if kind == "storage":
-                        raise StorageError(content)
-                    if content == trial.fingerprint:
-                        record = self.store.load(content)
-                    else:
-                        changed = "its plugin or data changed while the study ran: run the study again"
-                        record = failed(trial, "failed", changed)
-                self._give(worker, waiting)
-                yield record
-
-    def _give(self, worker: _Worker, waiting: deque[Trial]) -> None:
-        worker.trial = waiting.popleft() if waiting else None
-        if worker.trial is not None:
-            worker.connection.send(worker.trial.config)
-
-    def _died(self, worker: _Worker, trial: Trial) -> Record:
-        worker.process.join(JOIN_SECONDS)
-        record = failed(trial, "failed", f"the worker process ended with {manner_of_end(worker.process.exitcode)}")
-        self.store.keep(record, {})
-        return record
-
-    def _replace(self, worker: _Worker) -> _Worker:
-        fresh = _Worker(self.context, self.root)
-        self.workers[self.workers.index(worker)] = fresh
-        return fresh
-
-    def close(self) -> None:
-        """Ends the workers: those with a trial leave a checkpoint of it, unless that takes too long."""
-        try:
-            for worker in self.workers:
-                if worker.trial is not None:
-                    worker.process.terminate()
-                worker.connection.close()
-            latest = time.monotonic() + CHECKPOINT_SECONDS
-            for worker in self.workers:
-                worker.process.join(max(0.0, latest - time.monotonic()))
-        finally:  # a second signal waits for no one
-            for worker in self.workers:
-                worker.process.kill()
+    Such a trial fails. A smaller batch would save it, and make it another trial than the ones beside it.
+    """
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and any(told in str(error) for told in NO_MEMORY)
+    )
 
 
-def manner_of_end(code: int | None) -> str:
-    """How a process ended, from its exit code."""
-    return f"signal {-code} ({signal.Signals(-code).name})" if code is not None and code < 0 else f"exit code {code}"
+def peak_memory() -> int:
+    """Largest memory of this process so far, bytes: on the GPU where it used one, else resident."""
+    import torch
 
-
-def end_with_parent() -> None:
-    """Ends this child when its parent does: a coordinator that was killed runs again soon, and nothing may train or
-    write beside it."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def watch() -> None:
-        wait([parent.sentinel])
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
-def _serve(connection: Connection, root: Path) -> None:
-    """A worker's life: a trial in, a word out, until the other side is gone."""
-    # Ctrl-C reaches the whole group; the coordinator decides what becomes of the workers.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    end_with_parent()
-    store = Store(root)
-    while True:
-        try:
-            config = connection.recv()
-            try:
-                answer = ("kept", run_and_keep(resolve(config), store).fingerprint)
-            except StorageError as error:
-                answer = ("storage", str(error))
-            connection.send(answer)
-        except (EOFError, OSError):
-            return
+    if torch.cuda.is_initialized():
+        return torch.cuda.max_memory_allocated()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

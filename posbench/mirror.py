@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from posbench.execute import end_with_parent, manner_of_end
+from posbench.processes import lead_group, manner_of_end
 from posbench.store import Record
 from posbench.tracker import Tracker
 
@@ -100,7 +100,7 @@ def _serve(make: Callable[[], Tracker], calls: Any, answer: Connection) -> None:
     """The child's life: a call in, the number of finished calls and what the call returned out."""
     # Ctrl-C reaches the whole group; the coordinator decides what becomes of the copy.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    end_with_parent()
+    lead_group()
     os.nice(NICENESS)
     tracker, done = make(), 0
     while True:

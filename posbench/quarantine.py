@@ -9,8 +9,6 @@ import contextlib
 import json
 import math
 import multiprocessing
-import os
-import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from multiprocessing.connection import Connection, wait
@@ -21,7 +19,7 @@ from posbench import environment
 from posbench.config import EncodingChoice, Scalar, digest
 from posbench.contract import Verdict
 from posbench.errors import UserError, is_file
-from posbench.execute import end_with_parent, manner_of_end
+from posbench.processes import end_group, lead_group, manner_of_end
 from posbench.registry import ENCODINGS
 from posbench.store import write_atomically
 from posbench.trial import Trial
@@ -62,7 +60,7 @@ def check_apart(name: str, options: Mapping[str, Scalar] | None = None, *, secon
         kind, content = "ended", manner_of_end(process.exitcode)
     finally:
         ours.close()
-        _end(process.pid)
+        end_group(process)
         process.join(5)
     if kind == "refused":
         raise UserError(content)
@@ -76,23 +74,13 @@ def check_apart(name: str, options: Mapping[str, Scalar] | None = None, *, secon
 def _answer(connection: Connection, name: str, options: dict[str, Any]) -> None:
     from posbench.testing import check_encoding
 
-    with contextlib.suppress(OSError, AttributeError):
-        os.setsid()  # a group of its own, so that what the plugin starts can be ended with it
-    end_with_parent()
+    lead_group()  # so that what the plugin starts can be ended with it
     try:
         answer: tuple[str, Any] = ("verdicts", [asdict(verdict) for verdict in check_encoding(name, options)])
     except UserError as error:
         answer = ("refused", str(error))
     with contextlib.suppress(OSError):
         connection.send_bytes(json.dumps(answer).encode())
-
-
-def _end(pid: int | None) -> None:
-    assert pid is not None
-    with contextlib.suppress(OSError, AttributeError):
-        os.killpg(pid, signal.SIGKILL)
-    with contextlib.suppress(OSError):
-        os.kill(pid, signal.SIGKILL)
 
 
 def verdicts(choice: EncodingChoice) -> list[Verdict]:

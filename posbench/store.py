@@ -6,6 +6,7 @@ final names only when they are whole; what a killed process leaves behind ends i
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import math
@@ -13,6 +14,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,8 +23,12 @@ import numpy as np
 from safetensors.numpy import load_file, save
 
 from posbench.errors import StorageError
+from posbench.locks import exclusive
 
 MANIFEST = "manifest.json"
+LOCK = "lock"
+Stamp = tuple[int, int] | None
+"""What tells one result under a fingerprint from the next; None where there is none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +81,23 @@ class Store:
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return False
 
+    def stamp(self, fingerprint: str) -> Stamp:
+        """Which result is there, whether whole or not."""
+        try:
+            known = (self.folder(fingerprint) / MANIFEST).stat()
+        except OSError:
+            return None
+        return known.st_ino, known.st_mtime_ns
+
+    def claim(self, fingerprint: str) -> AbstractContextManager[bool]:
+        """The lock of a trial, held by the process that runs it: with it nobody else runs or writes the trial."""
+        return exclusive(self.folder(fingerprint) / LOCK)
+
+    def held(self, fingerprint: str) -> bool:
+        """Whether another process runs the trial."""
+        with self.claim(fingerprint) as mine:
+            return not mine
+
     def keep(self, record: Record, predictions: Mapping[str, np.ndarray]) -> None:
         """Writes a trial, or nothing. An earlier result under the same fingerprint gives way.
 
@@ -122,8 +145,12 @@ class Store:
             left.unlink(missing_ok=True)
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Puts a whole file under its name or leaves what was there."""
+def write_atomically(path: Path, content: bytes, *, fresh: bool = False) -> None:
+    """Puts a whole file under its name or leaves what was there.
+
+    Raises:
+        FileExistsError: a file that was to be fresh is there already; of several writers at one moment one wins.
+    """
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -132,7 +159,10 @@ def write_atomically(path: Path, content: bytes) -> None:
             os.fsync(file.fileno())
         # mkstemp makes files private; a result is as readable as anything else that the user creates.
         os.chmod(name, 0o666 & ~_umask())
-        os.replace(name, path)
+        if fresh and _linked(name, path):
+            Path(name).unlink()
+        else:
+            os.replace(name, path)
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
@@ -141,6 +171,17 @@ def write_atomically(path: Path, content: bytes) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def _linked(name: str, path: Path) -> bool:
+    """Gives a file a second name that nobody has; not on file systems that know no second names."""
+    try:
+        os.link(name, path)
+    except OSError as error:
+        if error.errno in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS):
+            return False
+        raise
+    return True
 
 
 def _umask() -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from posbench.checkpoint import there
 from posbench.config import EncodingChoice, StudyConfig, build, override, to_plain
 from posbench.data import MissingTask
 from posbench.errors import ContextLengthExceeded, StorageError, UserError, is_file, nearest, reason_of
+from posbench.execute import Executor
 from posbench.store import Record, Store, write_atomically
 from posbench.track import Tracker
 from posbench.transformer import Transformer
@@ -175,12 +176,13 @@ def claim(folder: Path, study: StudyConfig) -> None:
     """Makes the folder this study's own, or refuses it.
 
     Raises:
-        UserError: the folder holds another study, or files that are no study's.
+        UserError: the folder holds another study, or files that are no study's. Of two studies that ask for one folder
+            at one moment the first has it.
         StorageError: it cannot be written.
     """
     mine = to_plain(study)
     known = folder / IDENTITY
-    if is_file(known):
+    if there := is_file(known):
         theirs = _completed(read_identity(folder))
         if differences := _differences(_settings(theirs), _settings(mine)):
             raise UserError(
@@ -188,12 +190,19 @@ def claim(folder: Path, study: StudyConfig) -> None:
                 "choose another with --out, or remove it"
             )
     try:
-        if not is_file(known) and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        if not there and folder.exists() and (not folder.is_dir() or any(map(_foreign, folder.iterdir()))):
             raise UserError(f"folder '{folder}' holds something that is no study: choose another with --out")
         folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(known, json.dumps(mine, indent=1, sort_keys=True).encode())
+        write_atomically(known, json.dumps(mine, indent=1, sort_keys=True).encode(), fresh=not there)
+    except FileExistsError:
+        claim(folder, study)
     except OSError as error:
         raise StorageError(f"folder '{folder}' cannot be written: {error.strerror}") from error
+
+
+def _foreign(file: Path) -> bool:
+    """Whether a file of an unclaimed folder is none that another study is just claiming it with."""
+    return file.name != IDENTITY and not (file.name.startswith(f".{IDENTITY}.") and file.suffix == ".tmp")
 
 
 def read_identity(folder: Path) -> dict[str, Any]:
@@ -229,10 +238,9 @@ def _differences(theirs: Any, mine: Any, path: str = "") -> list[str]:
     return [] if theirs == mine else [f"{path} is {theirs} there and {mine} here"]
 
 
-def run(plan: Plan, store: Store, *, jobs: int, tracker: Tracker, watch: Watch) -> dict[str, Record]:
+def run(plan: Plan, store: Store, *, executor: Executor, tracker: Tracker, watch: Watch) -> dict[str, Record]:
     """Runs the trials that the store lacks and those that failed before; returns all records by fingerprint."""
-    from posbench.execute import execute
-
+    labels = {trial.fingerprint: trial.config.encoding.label for trial in plan.trials}
     records = stored(plan.trials, store)
     missing = [
         trial
@@ -245,8 +253,10 @@ def run(plan: Plan, store: Store, *, jobs: int, tracker: Tracker, watch: Watch) 
         if record.status != "failed":
             tracker.trial(record, {})
     # Closed at once when the study is stopped between two records: its workers are told then, and not when it is freed.
-    with contextlib.closing(execute(missing, store.root, jobs)) as running:
-        for record in running:
+    with contextlib.closing(executor.results(missing)) as running:
+        for kept in running:
+            # Another study over the same store may have run it, under a name of its own.
+            record = replace(kept, label=labels[kept.fingerprint])
             done += 1
             records[record.fingerprint] = record
             tracker.trial(record, {})
@@ -259,8 +269,8 @@ def stored(trials: Sequence[Trial], store: Store) -> dict[str, Record]:
     records = {}
     for trial in trials:
         if store.has(trial.fingerprint):
-            record = store.load(trial.fingerprint)
-            records[trial.fingerprint] = Record(**{**vars(record), "label": trial.config.encoding.label})
+            label = trial.config.encoding.label
+            records[trial.fingerprint] = replace(store.load(trial.fingerprint), label=label)
     return records
 
 

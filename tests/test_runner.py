@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from posbench.config import EncodingChoice, TrialConfig, override
-from posbench.execute import execute, run_and_keep
+from posbench.execute import Here, run_and_keep
 from posbench.objective import predicted_of
 from posbench.runner import learning_rate, run, updates
 from posbench.store import Store
@@ -154,25 +154,10 @@ def test_a_plugin_that_breaks_in_training_fails_its_trial_and_no_other(tmp_path:
         "    paper = Paper(title='t', arxiv='1', equations='1')\n"
         "    def embed(self, x, at):\n        raise RuntimeError('no luck')\nENCODING = Broken\n"
     )
-    records = list(execute([trial(str(broken)), trial("nope")], tmp_path / "store", jobs=1))
+    records = list(Here(Store(tmp_path / "store")).results([trial(str(broken)), trial("nope")]))
     assert records[0].status == "failed" and records[1].status in ("done", "degenerate")
     assert records[0].reason == "RuntimeError: no luck"
     assert "no luck" in records[0].facts["traceback"]
-
-
-def test_a_worker_that_dies_takes_only_its_trial_along_and_jobs_change_no_number(tmp_path: Path) -> None:
-    dead = tmp_path / "dead.py"
-    dead.write_text(
-        "import os\nfrom posbench.encoding import Encoding, Paper\nclass Dead(Encoding):\n"
-        "    paper = Paper(title='t', arxiv='1', equations='1')\n"
-        "    def embed(self, x, at):\n        os.kill(os.getpid(), 11)\nENCODING = Dead\n"
-    )
-    trials = [trial(str(dead)), trial("nope"), trial("rope"), trial("nope", seed=1)]
-    records = {record.fingerprint: record for record in execute(trials, tmp_path / "store", jobs=2)}
-    assert records[trials[0].fingerprint].status == "failed"
-    assert "signal 11" in records[trials[0].fingerprint].reason
-    for one in trials[1:]:
-        assert measured(records[one.fingerprint]) == measured(run_and_keep(one, Store(tmp_path / "alone")))
 
 
 def test_a_process_that_is_asked_to_end_leaves_its_trial_for_the_next_one(

@@ -3,8 +3,8 @@
     python -m tests.torture --kills 100
 
 A study of 24 trials (a search, then reporting seeds) is started, killed with its whole process group (SIGKILL) and
-started again, until so many kills are done. Every time that it comes to its end, its tables are held against those of
-a run that nothing disturbed, byte for byte, and the study begins anew in an empty folder. A result that was in the store
+started again, until so many kills are done. Every time that it comes to its end, its tables are held against those
+of a run that nothing disturbed, byte for byte, and the study begins anew in an empty folder. A result that is there
 must stay there, the same to the byte: a trial that ran twice would have another start and end in its record.
 """
 

@@ -1,0 +1,181 @@
+"""Worker processes: whatever one trial does, its own record says so, and no other trial is touched by it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from posbench.execute import run_and_keep
+from posbench.store import Record, Store
+from posbench.trial import Trial
+from posbench.workers import Processes
+from tests.test_runner import measured, trial
+
+PLUGIN = '''
+import ctypes, os, re, resource, signal, subprocess, sys, time
+from pathlib import Path
+import torch
+from posbench.encoding import Encoding, Paper
+
+
+class Wild(Encoding):
+    paper = Paper(title="t", arxiv="1", equations="1")
+
+    def embed(self, x, at):
+        {behaviour}
+        return x
+
+
+ENCODING = Wild
+'''
+ONCE = "first = not Path({note!r}).exists(); Path({note!r}).touch(); "
+
+
+def wild(folder: Path, name: str, behaviour: str) -> str:
+    path = folder / f"{name}.py"
+    path.write_text(PLUGIN.format(behaviour=behaviour))
+    return str(path)
+
+
+def runs(pid: int) -> bool:
+    """Whether the process is there and no zombie that its new parent has not yet collected."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def ends(pid: int, seconds: float = 10) -> bool:
+    until = time.monotonic() + seconds
+    while runs(pid) and time.monotonic() < until:
+        time.sleep(0.05)
+    return not runs(pid)
+
+
+def test_each_wild_trial_fails_alone_with_its_reason_and_its_last_words(tmp_path: Path) -> None:
+    """All in one study, so that the siblings are the same; jobs change no number."""
+    limit = "size = int(Path('/proc/self/statm').read_text().split()[0]) * resource.getpagesize(); "
+    limit += "resource.setrlimit(resource.RLIMIT_AS, (size + 2**28, -1)); "
+    told = {
+        "segfault": ("print('so far'); ctypes.string_at(0)", "signal 11 (SIGSEGV)"),
+        "abort": ("os.abort()", "signal 6 (SIGABRT)"),
+        "memory": (limit + "bytearray(2**34)", "out of memory"),
+    }
+    trials = {name: trial(wild(tmp_path, name, behaviour)) for name, (behaviour, _) in told.items()}
+    siblings = [trial("nope"), trial("rope"), trial("nope", seed=1)]
+    store = Store(tmp_path / "store")
+    records = {record.fingerprint: record
+               for record in Processes(store, 2).results([*trials.values(), *siblings])}
+    for name, (_, reason) in told.items():
+        record = records[trials[name].fingerprint]
+        assert record.status == "failed" and reason in record.reason, name
+        assert store.load(record.fingerprint) == record
+        assert "lost" not in record.facts, "a fault of the trial's own is not tried again"
+    log = records[trials["segfault"].fingerprint].facts["log"]
+    assert log[0] == "so far" and any("in embed" in line for line in log) and len(log) <= 60
+    memory = records[trials["memory"].fingerprint]
+    assert memory.reason.startswith("out of memory (") and "MemoryError" in memory.reason
+    assert memory.facts["peak_memory"] > 2**26
+    for one in siblings:
+        assert measured(records[one.fingerprint]) == measured(run_and_keep(one, Store(tmp_path / "alone")))
+
+
+def test_a_hang_ends_at_its_time_with_all_that_it_started_and_its_siblings_go_on(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    note = tmp_path / "pid"
+    starts = f"Path({str(note)!r}).write_text(str(subprocess.Popen(['sleep', '600']).pid)); "
+    hangs = trial(wild(tmp_path, "hangs", starts + "[print(number) for number in range(1000)]; time.sleep(600)"))
+    records: list[Record] = list(Processes(Store(tmp_path / "store"), 1, timeout=15).results([hangs, trial("nope")]))
+    assert records[0].status == "failed" and records[0].reason == "timeout: no end after 15 s"
+    assert records[0].facts["log"] == [str(number) for number in range(940, 1000)]
+    assert records[1].status in ("done", "degenerate")
+    assert ends(int(note.read_text()))
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("kills", [1, 2])
+def test_a_worker_that_is_killed_is_replaced_once(tmp_path: Path, kills: int) -> None:
+    note = str(tmp_path / "note")
+    condition = f"if len(Path({note!r}).read_bytes() if Path({note!r}).exists() else b'') < {kills}: "
+    killed = trial(wild(tmp_path, "killed",
+                        condition + f"open({note!r}, 'ab').write(b'x'); os.kill(os.getpid(), signal.SIGKILL)"))
+    store = Store(tmp_path / "store")
+    (record,) = Processes(store, 2).results([killed])
+    assert record.facts["lost"] == ["signal 9 (SIGKILL)"]
+    assert store.load(killed.fingerprint) == record
+    if kills == 1:
+        assert record.status in ("done", "degenerate")
+        again = run_and_keep(killed, Store(tmp_path / "alone"))
+        assert measured(record) == measured(again) and "lost" not in again.facts
+    else:
+        assert record.status == "failed"
+        manner = "signal 9 (SIGKILL)"
+        assert record.reason == f"the worker process ended with {manner} and, once more, with {manner}"
+        assert Path(note).read_bytes() == b"xx"
+
+
+def test_what_a_dead_worker_left_behind_holds_nothing_up(tmp_path: Path) -> None:
+    """A forked child keeps every pipe of the worker open, so that no end of file ever comes."""
+    forks = trial(wild(tmp_path, "forks", "pid = os.fork(); (time.sleep(600) if pid == 0 else os._exit(4))"))
+    began = time.monotonic()
+    (record,) = Processes(Store(tmp_path / "store"), 1).results([forks])
+    assert "exit code 4" in record.reason and time.monotonic() - began < 60
+
+
+@pytest.mark.parametrize(
+    "told",
+    ["CUDA out of memory. Tried to allocate 2.00 GiB", "[enforce fail] DefaultCPUAllocator: can't allocate memory"],
+)
+def test_an_allocator_without_memory_is_out_of_memory_and_the_batch_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: str
+) -> None:
+    from posbench import runner
+
+    sizes = []
+
+    def starved(trial: Trial, **given: object) -> None:
+        sizes.append(trial.config.train.batch_size)
+        raise (torch.OutOfMemoryError if "CUDA" in told else RuntimeError)(told)
+
+    monkeypatch.setattr(runner, "run", starved)
+    record = run_and_keep(trial("nope"), Store(tmp_path))
+    assert record.status == "failed" and record.reason.startswith("out of memory (") and told in record.reason
+    assert record.facts["peak_memory"] > 2**26 and "traceback" in record.facts
+    assert sizes == [trial("nope").config.train.batch_size], "tried once, as planned"
+
+
+def test_a_worker_of_other_code_refuses_the_trial(tmp_path: Path) -> None:
+    path = wild(tmp_path, "changes", "pass")
+    before = trial(path)
+    Path(path).write_text(Path(path).read_text() + "\n# changed\n")
+    store = Store(tmp_path / "store")
+    (record,) = Processes(store, 1).results([before])
+    assert record.status == "failed" and "changed while the study ran" in record.reason
+    assert store.load(before.fingerprint) == record
+
+
+def test_a_worker_that_does_not_listen_ends_with_a_coordinator_that_is_killed(tmp_path: Path) -> None:
+    """The trial holds the interpreter's lock, so that no thread of the worker can look at its parent."""
+    note = tmp_path / "pids"
+    path = wild(tmp_path, "deaf", f"Path({str(note)!r}).write_text(str(os.getpid()) + ' ' + "
+                                  "str(subprocess.Popen(['sleep', '600']).pid)); re.match('(a+)+$', 'a' * 60 + 'b')")
+    coordinator = os.fork()
+    if coordinator == 0:
+        try:
+            list(Processes(Store(tmp_path / "store"), 1).results([trial(path)]))
+        finally:
+            os._exit(0)
+    until = time.monotonic() + 60
+    while not (note.exists() and note.read_text().count(" ")) and time.monotonic() < until:
+        time.sleep(0.1)
+    worker, child = map(int, note.read_text().split())
+    assert runs(worker) and runs(child)
+    os.kill(coordinator, signal.SIGKILL)
+    os.waitpid(coordinator, 0)
+    assert ends(worker) and ends(child)
