@@ -63,7 +63,8 @@ def assignment(text: str) -> tuple[str, str | None]:
         raise UserError(f"--set {text!r}: write NAME=VALUE, such as train.steps=100")
     if "." not in name and name != "alpha":
         raise UserError(
-            f"--set {text!r}: settings are those of model, train, data and decode, such as train.steps=100, and alpha"
+            f"--set {text!r}: settings are those of model, train, data, decode and search, such as "
+            "train.steps=100, and alpha"
         )
     return name, None if value == "none" else value
 

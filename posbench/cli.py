@@ -81,6 +81,7 @@ def study(
 ) -> None:
     """Train every encoding on every task with paired seeds, and print the table of what can be said."""
     from posbench import study as studies
+    from posbench import tuning
     from posbench.config import EncodingChoice
     from posbench.quarantine import prove
     from posbench.registry import ENCODINGS
@@ -110,10 +111,11 @@ def study(
     folder = path_of(out, "--out") if out else home() / f"{plan.study.suite}-{plan.study.preset}"
     copy = tracker_named(tracker, home())
     store = Store(home() / "trials")
-    KEPT.append(lambda: studies.kept(plan.trials, store))
+    KEPT.append(lambda: studies.kept((*plan.tuning, *plan.trials), store))
     place = executor_named(executor, store, plan.study.train, jobs=jobs, timeout=timeout, gpus=gpus_per_trial)
-    known = studies.stored(plan.trials, store)
-    news = {trial.config.encoding.label: trial.config.encoding for trial in plan.trials
+    plan = tuning.settled(plan, store)
+    known = studies.stored((*plan.tuning, *plan.trials), store)
+    news = {trial.config.encoding.label: trial.config.encoding for trial in (*plan.tuning, *plan.trials)
             if trial.fingerprint not in known and ENCODINGS.own(trial.config.encoding.name)}
     prove(list(news.values()))
     studies.claim(folder, plan.study)
@@ -125,7 +127,8 @@ def study(
         "posbench-" + re.sub(r"[^A-Za-z0-9._-]+|\.{2,}", "-", folder.name)[:50],
         f"{plan.trials[0].suite.title}, preset {plan.study.preset}",
     )
-    with Progress(len(plan.trials), len(known)) as watch:
+    with Progress(plan.planned, len(known), phases=plan.study.search is not None) as watch:
+        plan = tuning.tune(plan, store, executor=place, watch=watch)
         records = studies.run(plan, store, executor=place, tracker=copy, watch=watch)
     files = _report(plan, records, folder)
     from posbench.outcome import summary
@@ -149,12 +152,14 @@ def study(
 def report(folder: Annotated[Path, typer.Argument(help="Folder of a study, such as out/glue-mini.")]) -> None:
     """Write the tables and figures of a study again from the stored results, and print the table."""
     from posbench import study as studies
+    from posbench import tuning
     from posbench.config import StudyConfig, build
     from posbench.store import Store
 
     wanted = build(StudyConfig, studies.read_identity(folder), where=f"{folder / studies.IDENTITY}")
-    plan = studies.plan(wanted, skip_missing=True)
-    _report(plan, studies.stored(plan.trials, Store(home() / "trials")), folder.resolve())
+    store = Store(home() / "trials")
+    plan = tuning.settled(studies.plan(wanted, skip_missing=True), store)
+    _report(plan, studies.known(plan, store), folder.resolve())
     say(f"tables and figures: {short(folder.resolve())}")
 
 

@@ -11,6 +11,7 @@ from pydantic.dataclasses import dataclass
 
 from posbench.errors import UserError
 from posbench.settings import STRICT, Scalar, build, digest, override, setting, to_plain
+from posbench.space import SearchConfig, TuningConfig
 
 __all__ = [
     "STRICT",
@@ -237,6 +238,9 @@ class TrialConfig:
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
     evaluation: EvaluationConfig = dataclasses.field(default_factory=EvaluationConfig)
     decode: DecodeConfig = dataclasses.field(default_factory=DecodeConfig)
+    # Options of the encoding that a search chose: tables keep its label, which does not name them.
+    searched: dict[str, Scalar] = dataclasses.field(default_factory=dict)
+    tuning: TuningConfig | None = None
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -256,6 +260,11 @@ class StudyConfig:
     evaluation: EvaluationConfig = dataclasses.field(default_factory=EvaluationConfig)
     decode: DecodeConfig = dataclasses.field(default_factory=DecodeConfig)
     per_task: dict[str, dict[str, Scalar]] = dataclasses.field(default_factory=dict)
+    search: SearchConfig | None = None
+
+    def __post_init__(self) -> None:
+        if self.search and (shared := sorted(set(self.seeds) & set(self.search.seeds))):
+            raise ValueError(f"seed {', '.join(map(str, shared))} both tunes and reports: give search.seeds others")
 
     def trial(self, encoding: EncodingChoice, task: str, seed: int) -> TrialConfig:
         """One cell of the grid, with the settings that its task changes."""

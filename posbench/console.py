@@ -26,13 +26,13 @@ def say(what: Any, *, error: bool = False, width: int = 0) -> None:
 class Progress:
     """A bar on a terminal, one line a trial elsewhere."""
 
-    def __init__(self, planned: int, stored: int) -> None:
+    def __init__(self, planned: int, stored: int, *, phases: bool = False) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
         self.console = Console(stderr=True)
         self.bar = Progress(
-            TextColumn("trials"),
+            TextColumn("{task.fields[phase]}"),
             BarColumn(),
             MofNCompleteColumn(),
             TimeRemainingColumn(),
@@ -40,8 +40,9 @@ class Progress:
             console=self.console,
             disable=not self.console.is_terminal or stored == planned,
         )
-        self.row = self.bar.add_task("trials", total=planned, completed=stored, last="")
-        self.began, self.stored = time.monotonic(), stored
+        self.row = self.bar.add_task("trials", total=planned, completed=stored, last="", phase="trials")
+        self.began = self.latest = time.monotonic()
+        self.stored, self.phases, self.phase = stored, phases, ""
         if stored:
             self.console.print(f"{stored} of {planned} trials are in the store already", highlight=False)
 
@@ -53,15 +54,20 @@ class Progress:
         self.bar.stop()
 
     def watch(self, done: int, planned: int, record: Record) -> None:
+        """Called with each record; done and planned count the phase that it belongs to."""
+        phase = "" if not self.phases else "tuning" if record.config.get("tuning") else "reporting"
+        if phase != self.phase:
+            self.phase, self.began, self.stored = phase, self.latest, done - 1
+        self.latest = time.monotonic()
         scores = ", ".join(f"{row['metric']} {row['value']:.3f}" for row in record.rows if row["primary"])
         last = f"{record.config['task']} {record.label} seed {record.config['seed']}: {scores or record.status}"
         if self.bar.disable:
             left = (planned - done) * (time.monotonic() - self.began) / max(done - self.stored, 1)
             self.console.print(
-                f"[{done}/{planned}] {last} ({record.seconds:.1f} s; {_duration(left)} left)",
+                f"[{f'{phase} {done}/{planned}'.strip()}] {last} ({record.seconds:.1f} s; {_duration(left)} left)",
                 markup=False, highlight=False, soft_wrap=True,
             )
-        self.bar.update(self.row, completed=done, last=last)
+        self.bar.update(self.row, total=planned, completed=done, last=last, phase=phase or "trials")
 
 
 class Steps:

@@ -43,6 +43,10 @@ class Diverged(Exception):
     """The loss is no finite number any more."""
 
 
+class Pruned(Exception):
+    """A search's trial is worse than its threshold."""
+
+
 def run(trial: Trial, progress: Progress | None = None,
         checkpoints: Checkpoints | None = None) -> tuple[Record, dict[str, np.ndarray]]:
     """Trains and scores one trial.
@@ -125,7 +129,8 @@ class _Run:
         predictions: dict[str, np.ndarray] = {}
         try:
             self._fit()
-            for split in self.rows.scored:
+            # A trial that tunes never sees a split that reports.
+            for split in self.rows.scored if self.trial.config.tuning is None else (self.rows.selection,):
                 scores = self._score(split)
                 predictions |= scores.arrays
                 # An undefined score, such as the correlation with a constant, counts as 0 and is told.
@@ -136,6 +141,8 @@ class _Run:
                     status, reason = "degenerate", scores.degenerate
         except Diverged as error:
             status, reason, rows, apart, predictions = "diverged", str(error), [], [], {}
+        except Pruned as error:
+            status, reason = "pruned", str(error)
         ended = time.time()
         facts = {
             "data_hash": self.data_hash,
@@ -210,6 +217,7 @@ class _Run:
                     self.progress(step, total)
                 if step in evaluations:
                     score = self._evaluate(step)
+                    self._stop_if_worse(score, sorted(evaluations).index(step), step)
                     if train.select == "best" and (state.best is None or score > state.best[0]):
                         state.best = score, state.weights()
                     if train.average > 1:
@@ -248,6 +256,15 @@ class _Run:
         if math.isnan(primary["value"]):
             return -math.inf
         return primary["value"] if primary["higher_is_better"] else -primary["value"]
+
+    def _stop_if_worse(self, score: float, place: int, step: int) -> None:
+        """Ends a search's trial whose score, larger is better, is below its threshold of this evaluation (from 0)."""
+        tuning = self.trial.config.tuning
+        threshold = tuning.thresholds[place] if tuning and place < len(tuning.thresholds) else None
+        if threshold is not None and score < (
+                threshold if self.trial.task.primary_metric.higher_is_better else -threshold):
+            raise Pruned(f"{self.trial.task.primary} {abs(score):.4g} at update {step} is worse than {threshold:.4g}, "
+                         "the median of earlier points")
 
     def _point(self, metric: str, step: int, value: float) -> None:
         self.state.curves.append({"step": step, "metric": metric, "value": value})

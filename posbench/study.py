@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from posbench.checkpoint import there
 from posbench.config import EncodingChoice, StudyConfig, build, override, to_plain
@@ -18,6 +18,9 @@ from posbench.store import Record, Store, write_atomically
 from posbench.track import Tracker
 from posbench.transformer import Transformer
 from posbench.trial import Trial, load_suite, resolve
+
+if TYPE_CHECKING:
+    from posbench.tuning import Tuned
 
 IDENTITY = "study.json"
 # What may grow from one call to the next in the same folder; all else makes another study.
@@ -56,6 +59,10 @@ def from_preset(suite_name: str, preset: str, changes: Mapping[str, Any]) -> Stu
         task: {name: value for name, value in settings.items() if name not in won}
         for task, settings in study.per_task.items()
     }
+    if study.search is None and any(name.startswith("search.") for name in changes):
+        study = override(study, {"search": {}})
+    if isinstance(seeds := changes.get("search.seeds"), str):
+        changes = {**changes, "search.seeds": seeds.split(",")}
     study = override(study, {**changes, "per_task": per_task})
     if study.train.device == "auto":
         import torch
@@ -91,13 +98,25 @@ class Plan:
     """All trials of a study, found and checked; nothing has run yet.
 
     Attributes:
-        study: as asked for, without the tasks that were skipped. trials: in the order in which they run.
+        study: as asked for, without the tasks that were skipped. trials: those that report, in the order in which they
+            run; where a search has not chosen yet, one with the study's own settings stands under a name of no trial.
         skipped: why, by task.
+        cells: with a search, what trials are made of. tuning: the trials of a search that are determined so far.
+        tuned: the search as far as it is known. outcomes: of trials that cannot run, by fingerprint.
     """
 
     study: StudyConfig
     trials: tuple[Trial, ...]
     skipped: dict[str, str] = field(default_factory=dict)
+    cells: tuple[Trial, ...] = ()
+    tuning: tuple[Trial, ...] = ()
+    tuned: Tuned | None = None
+    outcomes: dict[str, Record] = field(default_factory=dict)
+
+    @property
+    def planned(self) -> int:
+        """Number of trials, those of a search included that are not determined yet."""
+        return len(self.trials) + (self.tuned.planned if self.tuned else 0)
 
 
 def plan(study: StudyConfig, *, skip_missing: bool = False) -> Plan:
@@ -131,15 +150,20 @@ def plan(study: StudyConfig, *, skip_missing: bool = False) -> Plan:
                 "name one of them"
             )
     for trial in {trial.config.encoding.label: trial for trial in trials}.values():
-        _fits(trial)
+        fits(trial)
     for trial in {trial.config.task: trial for trial in trials if not trial.task.labelled}.values():
         # Texts have no rows that were checked one by one: what is too short or too long for the settings shows here.
         objective_of(trial)
     left = tuple(task for task in study.tasks if task not in skipped)
-    return Plan(override(study, {"tasks": left}), tuple(trials), skipped)
+    whole = Plan(override(study, {"tasks": left}), tuple(trials), skipped)
+    if study.search is None:
+        return whole
+    from posbench.tuning import opened
+
+    return opened(whole)
 
 
-def _fits(trial: Trial) -> None:
+def fits(trial: Trial) -> None:
     """Builds the template around the encoding, without memory for its weights, so that a wrong option shows now."""
     import torch
 
@@ -241,16 +265,17 @@ def _differences(theirs: Any, mine: Any, path: str = "") -> list[str]:
 def run(plan: Plan, store: Store, *, executor: Executor, tracker: Tracker, watch: Watch) -> dict[str, Record]:
     """Runs the trials that the store lacks and those that failed before; returns all records by fingerprint."""
     labels = {trial.fingerprint: trial.config.encoding.label for trial in plan.trials}
-    records = stored(plan.trials, store)
+    records = known(plan, store)
     missing = [
         trial
         for trial in plan.trials
-        if trial.fingerprint not in records or records[trial.fingerprint].status == "failed"
+        if trial.fingerprint not in plan.outcomes
+        and (trial.fingerprint not in records or records[trial.fingerprint].status == "failed")
     ]
     planned = len(plan.trials)
     done = planned - len(missing)
     for record in records.values():
-        if record.status != "failed":
+        if record.status != "failed" and record.fingerprint not in plan.outcomes:
             tracker.trial(record, {})
     # Closed at once when the study is stopped between two records: its workers are told then, and not when it is freed.
     with contextlib.closing(executor.results(missing)) as running:
@@ -262,6 +287,11 @@ def run(plan: Plan, store: Store, *, executor: Executor, tracker: Tracker, watch
             tracker.trial(record, {})
             watch(done, planned, record)
     return records
+
+
+def known(plan: Plan, store: Store) -> dict[str, Record]:
+    """Of the trials that report: their records in the store, and the outcomes of those that cannot run."""
+    return stored(plan.trials, store) | plan.outcomes
 
 
 def stored(trials: Sequence[Trial], store: Store) -> dict[str, Record]:

@@ -79,7 +79,9 @@ def resolve(config: TrialConfig) -> Trial:
     Raises:
         UserError: an unknown name, a wrong option, unreadable data.
     """
-    plugin, options, named = _chosen(config.encoding)
+    plugin, options, named = _chosen(
+        dataclasses.replace(config.encoding, options={**config.encoding.options, **config.searched})
+    )
     suite = load_suite(config.suite)
     if config.task not in suite.tasks:
         raise UserError(f"suite '{suite.name}' has no task '{config.task}', {nearest(config.task, suite.tasks)}")
@@ -92,6 +94,10 @@ def resolve(config: TrialConfig) -> Trial:
     if config.data.tokenizer not in TRAINED:
         place = config.data.tokenizer.removeprefix(WORDS)
         plain["data"]["tokenizer"] = config.data.tokenizer.removesuffix(place) + _file_hash(place)
+    # What a search chose is among the options; a trial that is in no search is the one that it was.
+    del plain["searched"]
+    if config.tuning is None:
+        del plain["tuning"]
     variants = [(choice.label, *_chosen(choice)) for choice in config.evaluation.variants_of(config.encoding.label)]
     plain["evaluation"]["variants"] = [name for *_, name in variants]
     usual = TrainConfig(steps=1)

@@ -22,7 +22,7 @@ OWNERS = {
     "datasets": {"data.py"},
     "accelerate": {"runner.py"},
     "sacrebleu": {"bleu.py"},
-    "optuna": set(),
+    "optuna": {"search.py"},
     "ray": {"ray_cluster.py"},
     "transformers": set(),
 }
@@ -38,7 +38,9 @@ ALLOWED = {
     "encoding": {"positions", "maths", "bounds"},
     "rotary": {"encoding", "positions", "maths", "errors"},
     "settings": {"errors"},
-    "config": {"errors", "settings"},
+    "space": {"errors", "settings"},
+    "config": {"errors", "settings", "space"},
+    "search": {"settings", "space"},
     "attention": {"encoding", "positions", "maths", "errors"},
     "cache": {"positions"},
     "features": {"seeds"},
@@ -151,7 +153,8 @@ def test_help_loads_nothing_heavy() -> None:
         "import sys; from posbench.cli import app; from typer.testing import CliRunner\n"
         "result = CliRunner().invoke(app, ['--help']); assert result.exit_code == 0, result.output\n"
         "assert 'study' in result.output\n"
-        "print([name for name in ('torch', 'mlflow', 'transformers', 'datasets', 'pandas', 'accelerate', 'seaborn') "
+        "print([name for name in ('torch', 'mlflow', 'transformers', 'datasets', 'pandas', 'accelerate', 'seaborn', "
+        "'optuna') "
         "if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
