@@ -20,12 +20,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import load_file, save
+from safetensors.numpy import load, load_file, save
 
 from posbench.errors import StorageError
 from posbench.locks import exclusive
 
 MANIFEST = "manifest.json"
+RECORD = "record.json"
+PREDICTIONS = "predictions.safetensors"
 LOCK = "lock"
 Stamp = tuple[int, int] | None
 """What tells one result under a fingerprint from the next; None where there is none."""
@@ -112,8 +114,8 @@ class Store:
             (folder / MANIFEST).unlink(missing_ok=True)
             plain = _jsonable(asdict(record))
             files = {
-                "record.json": json.dumps(plain, indent=1, sort_keys=True, allow_nan=False).encode(),
-                "predictions.safetensors": save({name: np.ascontiguousarray(a) for name, a in predictions.items()}),
+                RECORD: json.dumps(plain, indent=1, sort_keys=True, allow_nan=False).encode(),
+                PREDICTIONS: save({name: np.ascontiguousarray(a) for name, a in predictions.items()}),
             }
             for name, content in files.items():
                 write_atomically(folder / name, content)
@@ -126,14 +128,15 @@ class Store:
 
     def load(self, fingerprint: str) -> Record:
         """The record of a done trial."""
-        plain = json.loads((self.folder(fingerprint) / "record.json").read_text())
-        for entry in [*plain["rows"], *plain["curves"]]:
-            entry["value"] = _number(entry["value"])
-        return Record(**plain)
+        return _record((self.folder(fingerprint) / RECORD).read_bytes())
 
     def predictions(self, fingerprint: str) -> dict[str, np.ndarray]:
         """The per-example arrays of a done trial."""
-        return load_file(self.folder(fingerprint) / "predictions.safetensors")
+        return load_file(self.folder(fingerprint) / PREDICTIONS)
+
+    def files(self, fingerprint: str) -> dict[str, bytes]:
+        """The files of a done trial, for another machine."""
+        return {name: (self.folder(fingerprint) / name).read_bytes() for name in (RECORD, PREDICTIONS)}
 
     def drop(self, fingerprint: str) -> None:
         """Forgets a trial, so that the next study runs it again."""
@@ -143,6 +146,18 @@ class Store:
     def _sweep(folder: Path) -> None:
         for left in folder.glob("*.tmp"):
             left.unlink(missing_ok=True)
+
+
+def parsed(files: Mapping[str, bytes]) -> tuple[Record, dict[str, np.ndarray]]:
+    """A record and its per-example arrays from `Store.files` of another machine."""
+    return _record(files[RECORD]), load(files[PREDICTIONS])
+
+
+def _record(content: bytes) -> Record:
+    plain = json.loads(content)
+    for entry in [*plain["rows"], *plain["curves"]]:
+        entry["value"] = _number(entry["value"])
+    return Record(**plain)
 
 
 def write_atomically(path: Path, content: bytes, *, fresh: bool = False) -> None:

@@ -27,7 +27,10 @@ START_SECONDS = 600.0
 """What a worker may take to load torch and begin; one that takes longer never will."""
 FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGHUP, 128 + signal.SIGTERM)
 """Exit codes of workers that somebody else ended, such as the kernel when memory ran out: no fault of the trial."""
-CHANGED = "its plugin or data changed while the study ran, or are others on that machine: run the study again"
+CHANGED = (
+    "where it was to run it is another trial: its plugin or data changed while the study ran (run it again), or that "
+    "machine has another posbench or other files (install the same)"
+)
 
 
 class Processes:
