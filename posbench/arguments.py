@@ -115,9 +115,15 @@ def executor_named(
         raise UserError(f"unknown executor '{name}', {nearest(name, ('local', 'ray'))}")
     if gpus:
         raise UserError(f"--gpus-per-trial {gpus:g}: Ray shares GPUs by fractions: add --executor ray, or leave it out")
+    from posbench.distributed import world
     from posbench.execute import Here
     from posbench.workers import Processes
 
+    if world() > 1:
+        if jobs > 1 or end:
+            raise UserError("several processes were started for each trial: one trial runs at a time and without a "
+                            "timeout: leave --jobs and --timeout out")
+        return Here(store)
     at_once = trials_at_once(jobs, train.threads, train.device)
     return Here(store) if at_once == 1 and end is None else Processes(store, at_once, end)
 

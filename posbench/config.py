@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 from pydantic.dataclasses import dataclass
 
+from posbench.choice import EncodingChoice
 from posbench.errors import UserError
-from posbench.settings import STRICT, Scalar, build, digest, override, setting, to_plain
+from posbench.settings import STRICT, Scalar, build, digest, name_of, override, setting, to_plain
 from posbench.space import SearchConfig, TuningConfig
 
 __all__ = [
@@ -31,45 +31,7 @@ __all__ = [
     "to_plain",
 ]
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-
-
-@dataclass(frozen=True, kw_only=True, config=STRICT)
-class EncodingChoice:
-    """An encoding by name or by the path of its file, with the options that differ from its defaults.
-
-    A study may also change settings of the template for one of its choices, as an ablation does: `model` holds those
-    that differ from the study's, such as {'attention': 'linear'}.
-    """
-
-    name: str
-    options: dict[str, Scalar] = dataclasses.field(default_factory=dict)
-    model: dict[str, Scalar] = dataclasses.field(default_factory=dict)
-
-    @classmethod
-    def parse(cls, text: str) -> EncodingChoice:
-        """From 'rope', 'rope:base=500000:layout=half', 'path/to/mine.py:option=value' or 'rope+attention=linear'."""
-        text, *settings = re.split(r"\+(?=[a-z_]+=)", text.strip())
-        model: dict[str, Scalar] = {}
-        for name, _, value in (part.partition("=") for part in settings):
-            if name in model:
-                raise UserError(f"encoding '{text}': model setting '{name}' is given twice: give it once")
-            model[name] = value
-        name, *pairs = re.split(r":(?=[A-Za-z_][A-Za-z0-9_]*=)", text)
-        options: dict[str, Scalar] = {}
-        for pair in pairs:
-            option, _, value = pair.partition("=")
-            if option in options:
-                raise UserError(f"encoding '{text}': option '{option}' is given twice: give it once")
-            options[option] = value
-        return cls(name=name, options=options, model=model)
-
-    @property
-    def label(self) -> str:
-        """How tables name it: the name alone, or with the options and the settings that were set."""
-        stem = re.sub(r"^.*[/\\]|\.py$", "", self.name)
-        options = "".join(f":{key}={value}" for key, value in sorted(self.options.items()))
-        return stem + options + "".join(f"+{key}={value}" for key, value in sorted(self.model.items()))
+Name = Annotated[str, AfterValidator(name_of)]
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -169,7 +131,7 @@ class DataConfig:
         "generated", "never replaced by another in silence; 'python' is the documentation that comes with Python"
     )
     path: str | None = setting(None, "the folder of the original files")
-    revision: str | None = setting(None, "commit of the hub data set")
+    revision: str | None = setting(None, "commit of the hub data set", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
     tokenizer: str = setting(
         "wordpiece", "wordpiece, bpe, bytes, characters or spaced, made from the training rows; a vocabulary file; or "
         "words:FILE for one of whole words"
@@ -230,9 +192,10 @@ class TrialConfig:
     """Everything that one run depends on."""
 
     encoding: EncodingChoice
-    suite: str
-    task: str
+    suite: Name
+    task: Name
     seed: Annotated[int, Field(ge=0, lt=2**31)]
+    primary: str | None = setting(None, "the metric that tables show, in place of the task's own")
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
     train: TrainConfig
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
@@ -247,10 +210,10 @@ class TrialConfig:
 class StudyConfig:
     """A grid of trials that differ in nothing but encoding, task and seed, and in what a choice says of its model."""
 
-    suite: str
-    preset: str
+    suite: Name
+    preset: Name
     encodings: tuple[EncodingChoice, ...]
-    tasks: tuple[str, ...]
+    tasks: tuple[Name, ...]
     seeds: tuple[Annotated[int, Field(ge=0, lt=2**31)], ...]
     baseline: str = setting("learned", "the encoding that the others are compared with")
     alpha: float = setting(0.05, "level of the tests, after correction", gt=0, lt=1)
@@ -261,6 +224,7 @@ class StudyConfig:
     decode: DecodeConfig = dataclasses.field(default_factory=DecodeConfig)
     per_task: dict[str, dict[str, Scalar]] = dataclasses.field(default_factory=dict)
     search: SearchConfig | None = None
+    primary: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.search and (shared := sorted(set(self.seeds) & set(self.search.seeds))):
@@ -273,12 +237,13 @@ class StudyConfig:
             suite=self.suite,
             task=task,
             seed=seed,
+            primary=self.primary.get(task),
             model=self.model,
             train=self.train,
             data=self.data,
             evaluation=self.evaluation,
             decode=self.decode,
         )
-        own = {f"model.{name}": value for name, value in encoding.model.items()}
+        own = encoding.changes()
         return override(base, {**self.per_task.get(task, {}), **own}, where=f"encoding '{encoding.label}'" if own
                         else "setting")

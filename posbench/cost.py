@@ -119,6 +119,35 @@ def _costs(network: Transformer, step: Callable[[], None], device: torch.device)
     }
 
 
+def expected(cls: type[Encoding], options: Any, model: ModelConfig, shape: Shape) -> dict[str, int]:
+    """Costs of a training step from shapes alone: nothing is computed, and no memory is taken.
+
+    Returns:
+        parameters, flops (of one step, as `measure` counts them), and memory: bytes of weights, gradients, Adam's two
+        moments, and every tensor that the backward pass needs, all in 32 bits and with the attention matrix kept.
+    """
+    with torch.device("meta"):
+        network = Transformer(model, cls, options, vocabulary=shape.vocabulary, length=shape.tokens, head=shape.head)
+        ids = torch.zeros(shape.rows, shape.tokens, dtype=torch.int64)
+    kept: dict[int, Any] = {}
+
+    def keep(tensor: Any) -> Any:
+        storage = tensor.untyped_storage()
+        kept[storage._cdata] = storage
+        return tensor
+
+    def step() -> None:
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            loss = network(ids, source_ids=ids if model.shape == "encoder-decoder" else None).square().mean()
+        loss.backward()
+
+    flops = _flops(step)
+    own = {parameter.untyped_storage()._cdata for parameter in network.parameters()}
+    parameters = sum(p.numel() for p in network.parameters() if p.requires_grad)
+    saved = sum(storage.nbytes() for key, storage in kept.items() if key not in own)
+    return {"parameters": parameters, "flops": flops, "memory": 16 * parameters + saved}
+
+
 def _step(
     cls: type[Encoding], options: Any, model: ModelConfig, train: TrainConfig, shape: Shape, device: torch.device
 ) -> tuple[Transformer, Callable[[], None]]:

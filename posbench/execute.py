@@ -10,6 +10,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+from posbench import distributed
 from posbench.config import to_plain
 from posbench.errors import ContextLengthExceeded, Terminated, UserError, reason_of
 from posbench.store import Record, Store
@@ -74,6 +75,7 @@ def run_and_keep(trial: Trial, store: Store, lost: Sequence[str] = ()) -> Record
     checkpoints = None
     try:
         checkpoints = checkpoints_of(trial, store.folder(trial.fingerprint), tell)
+        distributed.announce(trial.config)
         record, predictions = run(trial, checkpoints=checkpoints)
     except ContextLengthExceeded as error:
         record, predictions = failed(trial, "refused", str(error)), {}
@@ -82,6 +84,10 @@ def run_and_keep(trial: Trial, store: Store, lost: Sequence[str] = ()) -> Record
     except (KeyboardInterrupt, Terminated):
         raise
     except BaseException as error:  # a plugin that wants to leave, by SystemExit or worse, ends its trial alone
+        if distributed.world() > 1:
+            # The others may be anywhere in this trial: no other can follow it in these processes.
+            raise UserError(f"a trial of several processes ended with {reason_of(error)}: the same command goes on "
+                            "from its last checkpoint, and in one process it tells more") from error
         facts: dict[str, Any] = {"traceback": traceback.format_exc()}
         reason = reason_of(error)
         if wanted_memory(error):

@@ -8,12 +8,15 @@ from __future__ import annotations
 import multiprocessing
 import signal
 import threading
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
 from posbench.errors import Terminated
 
 WAITING = (signal.SIGTERM, signal.SIGINT)
+KEPT: list[Callable[[], str]] = []
+"""What the command at work says of its results when it is stopped."""
 
 
 class Deferred:
@@ -52,16 +55,15 @@ class Deferred:
         return self.number is not None
 
     def obey(self) -> None:
-        """Does what a waiting signal asks for.
+        """Does what a waiting signal asks for; where none waits here, another process of the trial was signalled.
 
         Raises:
-            KeyboardInterrupt: for SIGINT. Terminated: for SIGTERM, with the exit code 143.
+            KeyboardInterrupt: for SIGINT. Terminated: for any other, with the exit code 143.
         """
         number, self.number = self.number, None
         if number == signal.SIGINT:
             raise KeyboardInterrupt
-        if number is not None:
-            raise Terminated(128 + number)
+        raise Terminated(128 + signal.SIGTERM)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.number is None:

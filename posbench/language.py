@@ -159,6 +159,9 @@ class Answers(Language):
         logits, targets = self._answered(model, "train", batch)
         return functional.cross_entropy(logits, targets)
 
+    def weight(self, batch: np.ndarray) -> float:
+        return int(self.encoded["train"][2][batch].sum())
+
     def sample(self) -> Tensor:
         ids, sizes, _ = self.encoded["train"]
         return torch.from_numpy(ids[:1, : sizes[0]]).long()

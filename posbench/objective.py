@@ -85,6 +85,10 @@ class Objective(ABC):
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         """() the mean loss of a batch."""
 
+    def weight(self, batch: Any) -> float:
+        """How many things the mean loss of a batch is over: its rows, unless a kind of task counts something else."""
+        return len(batch)
+
     @abstractmethod
     def score(self, model: nn.Module, split: str) -> Scores:
         """Scores a split whole, with the model in evaluation and without gradients.

@@ -11,13 +11,13 @@ from typing import Any
 
 import pandas as pd
 
-from posbench import cost, environment, provenance, results
+from posbench import cost, declaration, environment, provenance, results
 from posbench.config import EncodingChoice, digest, to_plain
 from posbench.objective import Kept, kind_of, objective_of
 from posbench.plots import CURVE_COLUMNS
 from posbench.report import StudyResults
 from posbench.store import Record, Store, write_atomically
-from posbench.study import Plan
+from posbench.study import Plan, declarations
 from posbench.tables import Table
 from posbench.trial import Trial, load_rows
 
@@ -42,7 +42,7 @@ def study_results(plan: Plan, records: Mapping[str, Record], folder: Path, store
     ]
     return StudyResults(
         title=f"posbench: {plan.trials[0].suite.title}, preset {study.preset}",
-        header=provenance.header(plan, records, tasks),
+        header=provenance.header(plan, records, tasks) | declaration.told(declarations(folder)),
         warnings=provenance.warnings(plan, tasks),
         frame=_frame(plan, records, costs),
         curves=pd.DataFrame(curves, columns=list(CURVE_COLUMNS)),
@@ -111,8 +111,11 @@ def _rows(trial: Trial, record: Record, costs: Mapping[str, Any]) -> Iterable[di
             }
         return
     for row in record.rows:
-        # A labelled row has the length that it has; only running text is scored at lengths of one's choice.
-        yield {**common, **row, "length": None if trial.task.labelled else row["length"]}
+        if trial.task.labelled:
+            # Such a row has the length that it has; only running text is scored at lengths of one's choice. And which
+            # of its scores is the primary one is the study's to say, not that of the study which ran it.
+            row = row | {"length": None, "primary": row["metric"] == trial.task.primary}
+        yield {**common, **row}
     for row in record.facts.get("apart", ()):
         variant = row["variant"]
         own = {name: value for name, value in row.items() if name != "variant"}

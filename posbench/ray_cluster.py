@@ -16,7 +16,7 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -61,7 +61,7 @@ class RayCluster:
             raise UserError(f"--gpus-per-trial {gpus:g}: give a part of a GPU, such as 0.25, or a whole number")
         self.store, self.threads, self.gpus, self.jobs, self.timeout = store, threads, gpus, jobs, timeout
 
-    def results(self, trials: Sequence[Trial]) -> Iterator[Record]:
+    def results(self, trials: Sequence[Trial]) -> Generator[Record]:
         """Runs trials and yields the record of each as it is kept.
 
         Raises:
@@ -71,7 +71,7 @@ class RayCluster:
             with _connected():
                 yield from self._results(trials)
 
-    def _results(self, trials: Sequence[Trial]) -> Iterator[Record]:
+    def _results(self, trials: Sequence[Trial]) -> Generator[Record]:
         room = self._room()
         task = ray.remote(num_cpus=self.threads, num_gpus=self.gpus, max_retries=0)(_run_here)
         turns, found = Turns(self.store, trials), {trial.fingerprint: trial for trial in trials}

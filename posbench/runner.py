@@ -10,27 +10,26 @@ import itertools
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from accelerate import Accelerator
-from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
-from posbench import environment
+from posbench import distributed, environment
 from posbench.checkpoint import Checkpoints
 from posbench.config import TrainConfig, to_plain
 from posbench.interrupt import Deferred
 from posbench.objective import Scores, objective_of
 from posbench.positions import Positions
 from posbench.registry import SUITES
+from posbench.schedule import learning_rate, updates
 from posbench.seeds import number
 from posbench.store import Record
 from posbench.suite import TaskData
-from posbench.training import Training
+from posbench.training import Training, averaged
 from posbench.transformer import Transformer
 from posbench.trial import Trial, load_rows
 
@@ -77,13 +76,10 @@ def checkpoints_of(trial: Trial, folder: Path, tell: Callable[[str], None] = lam
         "code": environment.code_hash(),
         "torch": versions["torch"],
         "numpy": versions["numpy"],
-        "device": "cuda" if _on_gpu(trial.config.train) else "cpu",
+        "device": "cuda" if distributed.on_gpu(trial.config.train.device) else "cpu",
+        "processes": str(distributed.world()),
     }
     return Checkpoints(folder, identity, tell=tell)
-
-
-def _on_gpu(train: TrainConfig) -> bool:
-    return train.device != "cpu" and torch.cuda.is_available()
 
 
 class _Run:
@@ -93,9 +89,8 @@ class _Run:
         self.trial, self.progress, self.checkpoints = trial, progress, checkpoints
         config = trial.config
         self.train: TrainConfig = config.train
+        self.accelerator = distributed.accelerator(self.train.device)
         torch.set_num_threads(self.train.threads)
-        on_gpu = _on_gpu(self.train)
-        self.accelerator = Accelerator(cpu=not on_gpu, mixed_precision="bf16" if on_gpu else "no")
         self.device = self.accelerator.device
         self.rows: TaskData
         self.rows, self.data_hash = load_rows(config.suite, config.task, config.data)
@@ -116,7 +111,8 @@ class _Run:
             betas=(0.9, self.train.beta2),
             fused=True,
         )
-        self.model, self.optimizer = self.accelerator.prepare(self.model, optimizer)
+        # What trains may be wrapped; it shares its weights with the model, which scores.
+        self.trained, self.optimizer = self.accelerator.prepare(self.model, optimizer)
         self.schedule = LambdaLR(optimizer, lambda step: learning_rate(step, self.updates, self.train.warmup,
                                                                        self.train.schedule))
         self.state = Training(self.model, optimizer, self.schedule, average=self.train.average)
@@ -156,6 +152,7 @@ class _Run:
             "stated": self.objective.stated(),
             "device": str(self.device),
             "threads": self.train.threads,
+            "processes": distributed.world(),
             "updates": self.updates,
             "position_rms": self._position_rms(),
             "began": self.began,
@@ -192,15 +189,17 @@ class _Run:
             self.checkpoints.restore(state.restore)
             state.events += self.checkpoints.events
             self.checkpoints.events = state.events
+        distributed.same_start(state, self.trial.config.seed)
         # Rows depend on the seed alone: those of updates that were done before are passed over, not trained on.
         batches = itertools.islice(self.objective.batches(self.trial.config.seed), state.step, None)
         interval = max(1, total // INTERVALS)
         evaluations = {math.ceil(total * part / train.evaluations) for part in range(1, train.evaluations + 1)}
         self.model.train()
-        with Deferred(active=self.checkpoints is not None) as signals:
+        with Deferred(active=self.checkpoints is not None or distributed.world() > 1) as signals:
             for step in range(state.step + 1, total + 1):
                 began = time.perf_counter()
-                loss = self.objective.loss(self.model, next(batches))
+                rows, share = distributed.part(next(batches), self.objective)
+                loss = self.objective.loss(self.trained, rows) * share
                 self.accelerator.backward(loss)
                 self.accelerator.clip_grad_norm_(self.model.parameters(), train.clip)
                 self.optimizer.step()
@@ -209,7 +208,7 @@ class _Run:
                 state.step_seconds.append(time.perf_counter() - began)
                 state.losses.append(loss.detach())
                 if step % interval == 0 or step == total:
-                    mean = float(torch.stack(state.losses).mean())
+                    mean = float(self.accelerator.reduce(torch.stack(state.losses).mean(), "mean"))
                     state.losses.clear()
                     if not math.isfinite(mean):
                         raise Diverged(f"the training loss is {mean} at update {step} of {total}")
@@ -223,9 +222,11 @@ class _Run:
                     if train.average > 1:
                         state.latest.append(state.weights())
                 state.step = step
-                if self.checkpoints is not None and (signals.asked or self.checkpoints.due()):
+                stop = distributed.any_of_us(signals.asked)
+                if self.checkpoints is not None and (stop or self.checkpoints.due()):
                     self.checkpoints.write(step, lambda: state.capture(self._spent(time.time())))
-                signals.obey()
+                if stop:
+                    signals.obey()
         if state.best is not None:
             self.model.load_state_dict(state.best[1])
         if state.latest:
@@ -284,30 +285,3 @@ class _Run:
         tokens = model.tokens(self.objective.sample())
         added = model.encodings[0].embed(tokens, Positions.first(tokens.shape[1])) - tokens  # type: ignore[operator]
         return float((added.pow(2).mean() / tokens.pow(2).mean()).sqrt())
-
-
-def updates(train: TrainConfig, rows: int) -> int:
-    """Optimizer updates of a trial with so many training rows."""
-    if train.steps is not None:
-        return train.steps
-    assert train.epochs is not None
-    return max(1, math.ceil(train.epochs * rows / train.batch_size))
-
-
-def learning_rate(step: int, total: int, warmup: float, schedule: str = "linear") -> float:
-    """Share of the peak rate for update `step` (from 0): linear up, then down.
-
-    Linear schedules come to 0 after the last update. An inverse-sqrt one (Vaswani et al. 2017, section 5.3) falls as
-    1 / sqrt(update) and does not depend on the number of updates but for its warm-up.
-    """
-    rising = max(1, round(total * warmup))
-    if step < rising:
-        return (step + 1) / rising
-    return math.sqrt(rising / (step + 1)) if schedule == "inverse-sqrt" else (total - step) / max(1, total - rising)
-
-
-def averaged(states: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """The mean of several states of one model, summed in float64; what is no float is taken from the last."""
-    kept = list(states)
-    return {name: torch.stack([state[name].double() for state in kept]).mean(0).to(last.dtype)
-            if last.is_floating_point() else last for name, last in kept[-1].items()}

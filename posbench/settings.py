@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from typing import Any, TypeVar, get_type_hints
 
@@ -15,6 +16,24 @@ from posbench.errors import UserError, nearest
 STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 C = TypeVar("C")
 Scalar = bool | int | float | str | None
+
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+# Names of devices, which some systems open in place of a file, whatever follows the dot.
+DEVICES = re.compile(r"(?:con|prn|aux|nul|com[0-9]|lpt[0-9])(?:\..*)?", re.IGNORECASE)
+
+
+def name_of(text: str) -> str:
+    """The text, if it may become part of a path.
+
+    Raises:
+        ValueError: it is none of 1 to 64 letters, digits, '.', '_' and '-', begins or ends with a sign, has two dots
+            in a row, or means a device.
+    """
+    if not NAME.fullmatch(text) or ".." in text or text.endswith(".") or DEVICES.fullmatch(text):
+        raise ValueError("a name is 1 to 64 letters, digits, '.', '_' and '-', begins with a letter or digit, and is "
+                         "no path and no device")
+    return text
 
 
 def setting(default: Any, meaning: str, **bounds: Any) -> Any:

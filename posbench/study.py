@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from posbench.checkpoint import there
 from posbench.config import EncodingChoice, StudyConfig, build, override, to_plain
 from posbench.data import MissingTask
+from posbench.declaration import declared
 from posbench.errors import ContextLengthExceeded, StorageError, UserError, is_file, nearest, reason_of
 from posbench.execute import Executor
 from posbench.store import Record, Store, write_atomically
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from posbench.tuning import Tuned
 
 IDENTITY = "study.json"
+DECLARED = "declarations"
 # What may grow from one call to the next in the same folder; all else makes another study.
 GRID = ("encodings", "tasks", "seeds", "baseline", "alpha")
 Watch = Callable[[int, int, Record], None]
@@ -63,6 +65,10 @@ def from_preset(suite_name: str, preset: str, changes: Mapping[str, Any]) -> Stu
         study = override(study, {"search": {}})
     if isinstance(seeds := changes.get("search.seeds"), str):
         changes = {**changes, "search.seeds": seeds.split(",")}
+    for task, settings in changes.get("per_task", {}).items():
+        if task not in suite.tasks:
+            raise UserError(f"per_task: suite '{suite.name}' has no task '{task}', {nearest(task, suite.tasks)}")
+        per_task[task] = {**per_task.get(task, {}), **settings}
     study = override(study, {**changes, "per_task": per_task})
     if study.train.device == "auto":
         import torch
@@ -206,7 +212,9 @@ def claim(folder: Path, study: StudyConfig) -> None:
     """
     mine = to_plain(study)
     known = folder / IDENTITY
+    history: list[dict[str, Any]] = []
     if there := is_file(known):
+        history = declarations(folder)
         theirs = _completed(read_identity(folder))
         if differences := _differences(_settings(theirs), _settings(mine)):
             raise UserError(
@@ -217,7 +225,8 @@ def claim(folder: Path, study: StudyConfig) -> None:
         if not there and folder.exists() and (not folder.is_dir() or any(map(_foreign, folder.iterdir()))):
             raise UserError(f"folder '{folder}' holds something that is no study: choose another with --out")
         folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(known, json.dumps(mine, indent=1, sort_keys=True).encode(), fresh=not there)
+        whole = mine | {DECLARED: declared(history, study)}
+        write_atomically(known, json.dumps(whole, indent=1, sort_keys=True).encode(), fresh=not there)
     except FileExistsError:
         claim(folder, study)
     except OSError as error:
@@ -231,6 +240,18 @@ def _foreign(file: Path) -> bool:
 
 def read_identity(folder: Path) -> dict[str, Any]:
     """The plain StudyConfig that a study folder holds."""
+    return {name: value for name, value in _identity(folder).items() if name != DECLARED}
+
+
+def declarations(folder: Path) -> list[dict[str, Any]]:
+    """What was declared in a study folder, the first first; nothing in one that is older than declarations."""
+    history = _identity(folder).get(DECLARED, []) if is_file(folder / IDENTITY) else []
+    if not isinstance(history, list) or not all(isinstance(entry, dict) and "hash" in entry for entry in history):
+        raise UserError(f"folder '{folder}': {DECLARED} of {IDENTITY} are damaged: remove the folder, its trials stay")
+    return history
+
+
+def _identity(folder: Path) -> dict[str, Any]:
     try:
         plain = json.loads((folder / IDENTITY).read_text())
         if not isinstance(plain, dict):

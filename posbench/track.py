@@ -17,9 +17,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from posbench import mlflow_runs, mlflow_view
-from posbench.config import NAME
 from posbench.errors import UserError
 from posbench.mlflow_runs import Run
+from posbench.settings import NAME
 from posbench.store import Record
 from posbench.tracker import JsonLines, Tracker
 

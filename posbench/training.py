@@ -6,7 +6,7 @@ Taken up on the same machine and processor it goes on to the last bit as if it h
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -206,3 +206,10 @@ def _own(model: nn.Module) -> Iterator[tuple[str, Any]]:
 def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     """Type and shape of each, as a reader is told of them."""
     return {name: f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}" for name, value in tensors.items()}
+
+
+def averaged(states: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """The mean of several states of one model, summed in float64; what is no float is taken from the last."""
+    kept = list(states)
+    return {name: torch.stack([state[name].double() for state in kept]).mean(0).to(last.dtype)
+            if last.is_floating_point() else last for name, last in kept[-1].items()}

@@ -137,6 +137,11 @@ class Translation(Objective):
         logits = model(target[:, :-1], at=at, source_ids=source, source_mask=at_source.keys)
         return smoothed_loss(logits.float(), target[:, 1:], self.pad, self.trial.config.train.label_smoothing)
 
+    def weight(self, batch: np.ndarray) -> float:
+        target = self.splits["train"].target
+        assert target is not None
+        return int((target.lengths[batch] - 1).sum())
+
     def score(self, model: nn.Module, split: str) -> Scores:
         assert isinstance(model, Transformer)
         pairs = self.splits[split]

@@ -85,7 +85,12 @@ def resolve(config: TrialConfig) -> Trial:
     suite = load_suite(config.suite)
     if config.task not in suite.tasks:
         raise UserError(f"suite '{suite.name}' has no task '{config.task}', {nearest(config.task, suite.tasks)}")
+    task = _with_primary(suite, config)
     plain = to_plain(config)
+    del plain["primary"]
+    if task.primary != suite.tasks[config.task].primary and (not task.labelled or config.train.select == "best"):
+        # Elsewhere it only says which of the scores, all of which are kept, a table shows.
+        plain["primary"] = task.primary
     plain["encoding"] = named
     plain["suite"] = {"name": suite.name, "version": suite.version}
     for place in ("path", "revision", "source"):
@@ -108,8 +113,16 @@ def resolve(config: TrialConfig) -> Trial:
         del plain["evaluation"]
     if config.decode == DecodeConfig():
         del plain["decode"]
-    return Trial(config, plugin, options, suite, suite.tasks[config.task], digest(plain),
-                 tuple(Variant(*parts) for *parts, _ in variants))
+    return Trial(config, plugin, options, suite, task, digest(plain), tuple(Variant(*parts) for *parts, _ in variants))
+
+
+def _with_primary(suite: Suite, config: TrialConfig) -> Task:
+    """The task with the metric that the study declared."""
+    task = suite.tasks[config.task]
+    known = [metric.name for metric in task.metrics]
+    if config.primary is not None and config.primary not in known:
+        raise UserError(f"task {task.name} has no metric '{config.primary}', {nearest(config.primary, known)}")
+    return dataclasses.replace(task, primary=config.primary or task.primary)
 
 
 def _chosen(choice: EncodingChoice) -> tuple[Plugin, Any, dict[str, Any]]:

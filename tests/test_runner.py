@@ -13,7 +13,8 @@ import torch
 from posbench.config import EncodingChoice, TrialConfig, override
 from posbench.execute import Here, run_and_keep
 from posbench.objective import predicted_of
-from posbench.runner import learning_rate, run, updates
+from posbench.runner import run
+from posbench.schedule import learning_rate, updates
 from posbench.store import Store
 from posbench.study import from_preset
 from posbench.trial import Trial, resolve

@@ -19,10 +19,12 @@ from posbench.config import DataConfig, EncodingChoice, override
 from posbench.data import data_hash
 from posbench.errors import UserError
 from posbench.objective import kind_of, objective_of
-from posbench.runner import averaged, learning_rate, run
+from posbench.runner import run
+from posbench.schedule import learning_rate
 from posbench.store import Store
 from posbench.study import from_preset, plan
 from posbench.tokens import training_batches_of_tokens
+from posbench.training import averaged
 from posbench.transformer import Transformer
 from posbench.translation import Translation, smoothed_loss
 from posbench.trial import Trial, resolve

@@ -1,0 +1,108 @@
+"""Declarations: what a study says before its first trial, under a hash, and how that changed in its folder since.
+
+The family of comparisons, the primary metrics, the lengths, alpha, the seeds and the search are said before there is a
+result to choose them by. A study may grow; then the table says when, and from what to what.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from posbench.config import EncodingChoice, StudyConfig, digest, to_plain
+from posbench.safe_yaml import canonical
+from posbench.trial import load_suite
+
+# Where results were made and where files lie is no part of what was declared.
+ELSEWHERE = {"data": ("path", "source", "revision"), "train": ("device", "threads")}
+GROWS = ("encodings", "tasks", "seeds", "baseline", "alpha")
+
+
+def declare(study: StudyConfig) -> dict[str, Any]:
+    """The declaration of a study as plain values, with its hash.
+
+    Equal studies have equal hashes, whatever the order of their encodings, tasks and seeds, and however their values
+    are spelled.
+    """
+    tasks = load_suite(study.suite).tasks
+    plain = to_plain(study)
+    settings = {name: value for name, value in plain.items() if name not in GROWS}
+    for section, names in ELSEWHERE.items():
+        settings[section] = {name: value for name, value in plain[section].items() if name not in names}
+    said: dict[str, Any] = {
+        "primary": {task: study.primary.get(task, tasks[task].primary) for task in sorted(study.tasks)},
+        "lengths": {task: _lengths(study, task) for task in sorted(study.tasks)},
+        "encodings": sorted(_spelled(choice) for choice in study.encodings),
+        "baseline": _spelled(EncodingChoice.parse(study.baseline)),
+        "alpha": study.alpha,
+        "seeds": sorted(study.seeds),
+    }
+    if plain.get("search"):
+        said["search"] = plain["search"]
+    return said | {"hash": digest(said | {"settings": settings, "version": load_suite(study.suite).version})}
+
+
+def _spelled(choice: EncodingChoice) -> str:
+    """The label with its values in one spelling: base=5e5 and base=500000 are one choice."""
+    spelled: Any = {
+        part: {key: canonical(value) for key, value in getattr(choice, part).items()}
+        for part in ("options", "model", "settings")
+    }
+    return replace(choice, **spelled).label
+
+
+def _lengths(study: StudyConfig, task: str) -> list[int]:
+    config = study.trial(study.encodings[0], task, 0)
+    times = 1 if load_suite(study.suite).tasks[task].labelled else config.evaluation.longest
+    return [config.data.max_length * 2**power for power in range(times.bit_length())]
+
+
+def declared(history: Sequence[Mapping[str, Any]], study: StudyConfig) -> list[dict[str, Any]]:
+    """The declarations of a folder with that of the study, which is added where it says something else, and dated."""
+    now, known = declare(study), [dict(entry) for entry in history]
+    # A hash is of everything, also of settings that a later posbench has more of: what is said decides.
+    if not known or any(known[-1].get(name, value) != value for name, value in now.items() if name != "hash"):
+        known.append(now | {"when": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())})
+    return known
+
+
+def told(history: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """What a table's header says of the declarations of its folder."""
+    if not history:
+        return {"declared": "nothing before the first trial"}
+    last = history[-1]
+    metrics = _grouped(last["primary"], str)
+    lengths = _grouped(last["lengths"], lambda own: ", ".join(map(str, own)) + " tokens")
+    family = len(last["encodings"]) - (last["baseline"] in last["encodings"])
+    search = f"; a search: {last['search']}" if last.get("search") else ""
+    before = "before the first trial" if len(history) == 1 else f"{last['when']}, after earlier ones (see below)"
+    lines = {"declared": f"{before}, hash {last['hash'][:16]}: primary metric {metrics}; lengths {lengths}; "
+                         f"{family} comparisons with {last['baseline']} at alpha {last['alpha']:g}; "
+                         f"{len(last['seeds'])} seeds{search}"}
+    if changes := [f"{new['when']} {_change(old, new)}" for old, new in itertools.pairwise(history)]:
+        lines["declared family grew"] = f"{'; '.join(changes)} (first hash {history[0]['hash'][:16]})"
+    return lines
+
+
+def _grouped(values: Mapping[str, Any], shown: Any) -> str:
+    groups: dict[str, list[str]] = {}
+    for task, value in values.items():
+        groups.setdefault(shown(value), []).append(task)
+    return ", ".join(text if len(groups) == 1 else f"{text} ({' '.join(tasks)})" for text, tasks in groups.items())
+
+
+def _change(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    parts = []
+    for name, of in (("encodings", lambda entry: entry["encodings"]), ("tasks", lambda entry: list(entry["primary"])),
+                     ("seeds", lambda entry: entry["seeds"])):
+        before, after = of(old), of(new)
+        more = [str(value) for value in after if value not in before]
+        less = [str(value) for value in before if value not in after]
+        if more or less:
+            changes = [f"with {', '.join(more)}"] * bool(more) + [f"without {', '.join(less)}"] * bool(less)
+            parts.append(f"from {len(before)} to {len(after)} {name} ({'; '.join(changes)})")
+    parts += [f"{name} from {old[name]} to {new[name]}" for name in ("baseline", "alpha") if old[name] != new[name]]
+    return ", ".join(parts)
