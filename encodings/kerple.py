@@ -1,7 +1,10 @@
 """kerple: a trained logarithmic or power penalty on distance (Chi et al. 2022).
 
-    log    b_ij = -r1 log(1 + r2 |i - j|),   r1, r2 > 0                                       (section 4)
-    power  b_ij = -r1 |i - j|^r2,            r1 > 0, 0 < r2 <= 2                              (section 4)
+    log    b_ij = -r1 log(1 + r2 |i - j|),   r1, r2 > 0                             (section 4, after Eq. 4)
+    power  b_ij = -r1 |i - j|^r2,            r1 > 0, 0 < r2 <= 2                    (section 4, after Eq. 4)
+
+The penalty is added to logits that are scaled already, as in the released code; the paper's Eq. 1 divides it by sqrt(d)
+with the content, which is another unit of r1 and, with the same start, a penalty smaller by sqrt(d).
 
 The kernels are conditionally positive definite in these ranges only. The released code clamps parameters that have
 left them in every forward pass, and a clamped one is stuck while the gradient points outwards; here r is a smooth
@@ -35,8 +38,9 @@ class Kerple(Encoding):
     paper = Paper(
         title="KERPLE: Kernelized Relative Positional Embedding for Length Extrapolation",
         arxiv="2205.09921",
-        equations="section 4, the logarithmic and the power variant",
-        differs="ranges are kept by softplus and sigmoid and not by clamping; encoders have the symmetric form",
+        equations="section 4, the logarithmic and the power variant after Eq. 4",
+        differs="the penalty is not divided by sqrt(d), as in the released code; ranges are kept by softplus and "
+        "sigmoid and not by clamping; encoders have the symmetric form",
     )
     scope = "layer"
     properties = Properties(monotone=True, factorises=False, reversal=True, shift=True)

@@ -149,7 +149,7 @@ def test_sandwich_is_the_product_of_sinusoids_golden():
 
 
 @pytest.mark.parametrize("heads", [2, 12])
-def test_sandwich_equals_the_papers_listing_up_to_a_constant(heads):
+def test_sandwich_equals_products_of_whole_tables_up_to_a_constant(heads):
     positions, i = np.arange(300)[:, None], np.arange(64)
     angle = positions / 1e4 ** (2 * i / 128)
     table = np.concatenate([np.sin(angle), np.cos(angle)], axis=-1)
