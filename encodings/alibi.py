@@ -3,8 +3,8 @@
     logit_ij = q_i . k_j / sqrt(d) - m_h |i - j|                                                    (section 3)
 
 Slopes m_h are the geometric series 2^(-8/H), 2^(-16/H), ... for a number of heads that is a power of two. For others
-the paper is silent and libraries differ; this file follows the authors' released code, which takes the slopes of the
-next lower power of two, then every other slope of the next higher one.
+the paper's text has that series too, and libraries differ; this file follows the authors' released code, which takes
+the slopes of the next lower power of two, then every other slope of the next higher one.
 
 The paper is about causal models, where i - j >= 0. In encoders this file has the symmetric form, which is blind to
 direction; the authors' shortcut matrix m_h j is right under the causal mask alone and would reward keys ahead.

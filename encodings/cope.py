@@ -1,18 +1,18 @@
 """cope: positions counted by content (Golovneva et al. 2024).
 
-    g_ij = sigmoid(q_i . k_j),   p_ij = sum of g_it over the keys t from j to i,   p_ij <= p_max    (Eq. 3, 4)
-    a_ij = softmax(q_i . (k_j + e[p_ij])),   e[p] interpolated between rows floor(p) and ceil(p)    (Eq. 5, 6)
+    g_ij = sigmoid(q_i . k_j),   p_ij = sum of g_it over the keys t from j to i,   p_ij <= p_max
+    a_ij = softmax(q_i . (k_j + e[p_ij])),   e[p] interpolated between rows floor(p) and ceil(p)
 
 A gate opens for keys that the query counts, so that a position may mean the third noun and not the third token. Gates
 are summed AFTER the mask: a sum that takes in keys which the query may not see, padding, other documents or the future,
 tells the query about them. Position ids are not read; keys are counted in the order in which they are stored.
 
-As in the paper's listing, gates see logits that are divided by sqrt(d), and rows 0 ... p_max - 1 are multiplied with
-the query first and interpolated afterwards. The listing adds that product without a scale; here it has the template's
-1/sqrt(d), like the content beside it in Eq. 6. Rows start at 0, as there, and are shared by the heads of a layer.
+As in the released code, gates see logits that are divided by sqrt(d), rows 0 ... p_max - 1 are multiplied with the
+query first and interpolated afterwards, and the product has the scale 1/sqrt(d) like the content beside it (that code
+has an option that leaves it unscaled). Rows start at 0, as there, and are shared by the heads of a layer.
 
 The paper is about causal models. In an encoder the sum runs from j to the last key that the query sees, which is what
-the listing does without its mask: counted from the end, not blind to direction. Gates and sums are formed in float32.
+that code does without its mask: counted from the end, not blind to direction. Gates and sums are formed in float32.
 
 Parameters: p_max d N in N layers.
 """
@@ -34,8 +34,8 @@ class Cope(Encoding):
     paper = Paper(
         title="Contextual Position Encoding: Learning to Count What's Important",
         arxiv="2405.18719",
-        equations="3, 4, 5, 6, and the listing of the appendix",
-        differs="the position term has the scale 1/sqrt(d) too; encoders count from the last key that is seen",
+        equations="gates, positions, interpolation and attention, with the scales of ContextPosSelfAttn, released code",
+        differs="encoders count from the last key that is seen",
     )
     scope = "layer"
     properties = Properties(monotone=False, factorises=False, shift=True)

@@ -1,16 +1,16 @@
 """fire: a small network of the normalised logarithm of the distance (Li et al. 2023).
 
-    b_ij = f(psi(i - j) / psi(max(L, i))),   psi(x) = log(c x + 1),   f: 1 -> w -> H with one ReLU   (section 3)
+    b_ij = f(psi(i - j) / psi(max(L, i))),   psi(x) = log(c x + 1),   f: 1 -> w -> H with one ReLU
 
 i is the position of the query and L a trained threshold: the distance is measured against what lies behind the query
 and never against the current length, so that decoding equals the full pass. For queries up to L the normaliser is
 constant and the bias depends on the offset alone; beyond, the same offset counts for less the further out it is. Logits
 are therefore not invariant to shifts, however large L is: far enough out they change.
 
-L is a factor, from 1, times `threshold`; by default that is a quarter of the training length, the paper's 512 of 2048.
+L is a factor, from 1, times `threshold`; by default that is a quarter of the training length (512 in the listing).
 c starts at 0.1; both act by their absolute values, and psi(max(L, i)) is kept off 0 by 1e-6, as in the paper's listing.
 The network starts uniform in +-1/sqrt(inputs), torch's own default, which that listing uses. Each layer has its own,
-or with `shared` all layers share one (FIRE-S). The paper is about causal models; its listing has |i - j|, which makes
+or with `shared` all layers share one. The paper is about causal models; its listing has |i - j|, which makes
 encoders symmetric in direction; below the threshold they are blind to it, and beyond it a query's own position counts.
 
 Parameters: 2 w + w H + H + 2 for each layer, or once if shared.
@@ -33,7 +33,7 @@ class Fire(Encoding):
     paper = Paper(
         title="Functional Interpolation for Relative Positions Improves Long Context Transformers",
         arxiv="2310.04418",
-        equations="section 3, and the listing of the appendix",
+        equations="FIRE with logarithm and threshold, and the paper's listing of it",
         differs="encoders have |i - j|, as in the listing",
     )
     scope = "layer"

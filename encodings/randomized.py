@@ -1,14 +1,14 @@
 """randomized: random but ordered position ids for any other encoding (Ruoss et al. 2023).
 
-    token i of n stands at the i-th smallest of n positions drawn from 0 ... R - 1 without replacement   (section 3)
+    token i of n stands at the i-th smallest of n positions drawn from 0 ... R - 1 without replacement
 
 R, here `range`, is larger than any sequence to come, so that training meets all distances that longer inputs will have.
 The encoding inside is `base` with its default options, built for sequences of R tokens.
 
 Training draws a new sample in each pass, from a generator that is seeded by a counter of passes. The counter is in the
 state dict and starts at a number of the trial's seed: a run that is resumed goes on as it would have, and no other
-random stream moves. Each row and packed document gets a sample of its own size n, all from one permutation of R; the
-released code draws one sample for all rows of a batch, and another one for queries than for keys.
+random stream moves. Each row and packed document gets a sample of its own size n, all from one permutation of R, which
+all layers share; the released code draws one sample for all rows of a batch, with rotations anew in every layer.
 
 Evaluation draws nothing: token i stands at the expectation of its sample, floor((i + 1)(R + 1) / (n + 1)) - 1. The
 paper samples then too, so that one model gives several answers. Either way a position depends on n, and a sequence that
@@ -38,7 +38,7 @@ class Randomized(Wrapper):
     paper = Paper(
         title="Randomized Positional Encodings Boost Length Generalization of Transformers",
         arxiv="2305.16843",
-        equations="section 3, unnumbered",
+        equations="none; the sampling of ordered indices, unnumbered",
         differs="evaluation takes the sample's expectation; every row has a sample of its own length",
     )
     properties = Properties(monotone=False, factorises=True, cached=False, beyond="refused")

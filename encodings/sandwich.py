@@ -1,11 +1,12 @@
 """sandwich: the products of sinusoids as a fixed bias (Chi et al. 2022).
 
-    b_ij = (p_i . p_j) / c_h,   p_i . p_j = sum_m cos((i - j) base^(-2m/w)),  m = 0 ... w/2 - 1     (section 5)
+    b_ij = (p_i . p_j) / c_h,   p_i . p_j = sum_m cos((i - j) base^(-2m/w)),  m = 0 ... w/2 - 1
     c_h  = 8 h / H,  h = 1 ... H
 
 A transformer with sinusoids at its input multiplies four kinds of pairs of content and position; this bias keeps the
 pure product of positions, whose average falls off with distance, and leaves the others out. w is no width of the model
-but an option; the compression ratios c_h of the heads are those of the listing in the paper's appendix.
+but an option; the compression ratios c_h of the heads are the exponents of ALiBi's slopes. Implementations differ in
+the frequencies: attention-gym begins at m = 0, as the sinusoids of Vaswani et al. 2017 and this file do, NeMo at m = 1.
 
 The value at distance 0, w/2 / c_h, is subtracted, which the softmax does not see: what remains is small near the
 diagonal, where low precision would otherwise round it away. The paper is about causal models; cos is symmetric, so
@@ -30,7 +31,7 @@ class Sandwich(Encoding):
     paper = Paper(
         title="Dissecting Transformer Length Extrapolation via the Lens of Receptive Field Analysis",
         arxiv="2212.10356",
-        equations="section 5, and the listing of the appendix",
+        equations="products of sinusoids over compression ratios, unnumbered",
         differs="less its value at distance 0, a constant that the softmax cancels; encoders have the symmetric form",
     )
     properties = Properties(monotone=False, factorises=True, reversal=True, shift=True)

@@ -1,11 +1,11 @@
 """self_extend: a trained rope model that reads far pairs at coarser positions, Self-Extend (Jin et al. 2024).
 
     offset of a pair at distance m - n:   m - n                                         if m - n < w, the neighbours
-                                          floor(m / G) + w - floor(w / G) - floor(n / G)      otherwise  (section 3)
+                                          floor(m / G) + w - floor(w / G) - floor(n / G)      otherwise
 
 so that a model trained on L tokens meets no unknown offset up to (L - w) G + w of them. With group = none all far pairs
-stand at the offset w: ReRoPE, the limit of ever larger groups (Su 2023, published without a paper). With group = 1 it
-is rope.
+stand at the offset w: ReRoPE, the limit of ever larger groups (Su 2023, published without a paper). Its released code
+also multiplies queries by max(1, ln(m + 1) / ln(L)), which is left out. With group = 1 it is rope.
 
 Queries and keys are turned to their grouped positions, which belong to one token each, so that turned keys can be
 cached. For neighbours the product is corrected: both are turned on, from the grouped to the exact position, and the
@@ -32,7 +32,8 @@ class SelfExtend(Rotary):
     paper = Paper(
         title="LLM Maybe LongLM: Self-Extend LLM Context Window Without Tuning",
         arxiv="2401.01325",
-        equations="section 3, unnumbered, and the pseudocode of the appendix",
+        equations="none; grouped and neighbour positions as in the released code",
+        differs="without groups it is ReRoPE, less that method's factor on the logits of late queries",
     )
     properties = Properties(monotone=False, factorises=False)
     needs_causal = True

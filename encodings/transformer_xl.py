@@ -3,7 +3,7 @@
     A_ij = q_i . k_j + q_i . W_R R_{i-j} + u . k_j + v . W_R R_{i-j}                     (section 3.3, A^rel)
 
 R are fixed sinusoids of the distance from key to query, W_R projects them for each layer, u and v are a content and a
-position bias for each head. All four terms are divided by sqrt(d), in the paper as here.
+position bias for each head. All four terms are divided by sqrt(d), as in the released code; the paper writes no scale.
 
 One R belongs to each of the Q + K - 1 offsets that occur: they are projected once, multiplied with (q + v), and the
 products laid out by offset; a tensor of Q x K x d is never formed. The released code shifts a matrix of K columns,

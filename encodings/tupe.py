@@ -1,15 +1,16 @@
 """tupe: positions untied from words and from the class token (Ke et al. 2020).
 
-    A:  a_ij = (x_i WQ)(x_j WK) / sqrt(2d) + (p_i UQ)(p_j UK) / sqrt(2d)
-    R:  the same + b_{j-i}, a bias by bucket of the offset                                         (section 3.1)
-    reset: the positional part of row [CLS] becomes theta_1, that of its column theta_2            (section 3.2)
+    A:  a_ij = (x_i WQ)(x_j WK) / sqrt(2d) + (p_i UQ)(p_j UK) / sqrt(2d)                                (Eq. 7)
+    R:  the same + b_{j-i}, a bias by bucket of the offset                                              (Eq. 8)
+    reset: the positional part of row [CLS] becomes theta_1, that of its column theta_2        (Eq. 9, 10 and 11)
 
 Positions meet positions and words meet words. p, UQ and UK are shared by all layers, so that the positional part is
 computed once for the whole model. The template's scale of words is 1/sqrt(d) whatever the encoding; positions get the
 same, which keeps the paper's proportion of both and makes the logits of variant A larger than the paper's by sqrt(2).
 
 Rows p beyond the table do not exist: a longer sequence is refused. They start from N(0, 1), where the layer norm would
-put them that the released code, but not the paper, lays over the table; UQ, UK and b start from N(0, 0.02).
+put them that the released code, but not the paper, lays over the table; UQ, UK and b start from N(0, 0.02). That code
+also has constants beside UQ and UK, which the paper and this file have not.
 
 The reset replaces the whole positional part, b included, as the paper has it; the released code resets the absolute
 and the relative part one by one. theta belong to each head and start at 0. [CLS] is position 0 of an encoder; decoders
@@ -39,7 +40,7 @@ class Tupe(Encoding):
     paper = Paper(
         title="Rethinking Positional Encoding in Language Pre-training",
         arxiv="2006.15595",
-        equations="section 3.1 for both variants, section 3.2 for the reset",
+        equations="7 and 10 for A, 8 and 11 for R, 9 for the reset",
         differs="both terms have the template's scale 1/sqrt(d) in place of 1/sqrt(2d)",
     )
     properties = Properties(monotone=False, factorises=True, beyond="refused")

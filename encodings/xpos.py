@@ -1,10 +1,11 @@
 """xpos: rotation with a decay of each pair of channels (Sun et al. 2022).
 
-    q' = zeta^((p - c) / S) R(p) q,   k' = zeta^(-(p - c) / S) R(p) k                    (section 3.2, algorithm 1)
-    zeta_i = (2i / r + gamma) / (1 + gamma),   gamma = 0.4
+    q' = zeta^((p - c) / S) R(p) q,   k' = zeta^(-(p - c) / S) R(p) k                          (Eq. 10, algorithm 1)
+    zeta_i = (2i / r + gamma) / (1 + gamma)                                                                  (Eq. 9)
 
-so that the product of pair i decays by zeta_i^((m - n) / S) with the distance m - n to keys behind; S is `scale_base`.
-For keys ahead it would grow without bound: the method is for causal models.
+so that the product of pair i decays by zeta_i^((m - n) / S) with the distance m - n to keys behind. For keys ahead it
+would grow without bound: the method is for causal models. The paper has neither S, which is `scale_base`, nor c, and no
+number for gamma: those are the released code's.
 
 The centre c cancels in every product, and only keeps the powers small. It is half of the trained length, whatever the
 length of the input: code that centres each call anew multiplies cached keys by another factor than the full pass does.
@@ -36,7 +37,7 @@ class Xpos(Rotary):
     paper = Paper(
         title="A Length-Extrapolatable Transformer",
         arxiv="2212.10554",
-        equations="section 3.2 and algorithm 1; scale_base and the centre from the released code",
+        equations="9, 10 and algorithm 1; gamma, scale_base and the centre from the released code",
         differs="the centre is the same for every length, so that cached keys stay right",
     )
     properties = Properties(monotone=False, factorises=True, shift=True, norm=False)

@@ -20,13 +20,13 @@ class Favor(nn.Module):
         f(x) = exp(w.x - |x|^2 / 2) / sqrt(m),   E f(q).f(k) = exp(q.k)                             (Lemma 1)
 
     x is divided by d^(1/4), so that the kernel is that of softmax(q.k / sqrt(d)). Rows of w are Gaussian and orthogonal
-    in blocks of d (section 2.4).
+    (section 2.4), which no more than d of them can be: more come in blocks of d.
     """
 
     projection: Tensor
 
     def __init__(self, width: int, features: int | None = None) -> None:
-        """The paper's m = d log d, to the nearest multiple of d, where `features` is None."""
+        """m = d log d, the order of section 3, to the nearest multiple of d where `features` is None."""
         super().__init__()
         count = width * max(round(math.log(width)), 1) if features is None else features
         self.register_buffer("projection", torch.empty(count, width))

@@ -54,7 +54,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
 
 
 def alibi_slopes(heads: int, device: torch.device | None = None) -> Tensor:
-    """(heads,) float32 slopes of Press et al. 2022, section 3, with the published recipe for other than powers of two.
+    """(heads,) float32 slopes of Press et al. 2022, section 3; other than powers of two as in their released code.
 
     For n heads, the slopes of the next lower power of two come first, then every other slope of the next higher one.
     """

@@ -55,8 +55,8 @@ VARIANTS = [
     ("sinusoidal", {"base": 500.0}), ("transformer_xl", {"untied": True}), ("tupe", {"variant": "R"}),
     ("tupe", {"untied_cls": False}), ("tupe", {"max_length": 20}), ("deberta", {"span": 4}),
     ("deberta", {"span": 8, "max_distance": 24}), ("deberta", {"projections": "shared"}),
-    ("kerple", {"kernel": "power"}), ("sandwich", {"width": 64}), ("fire", {"shared": True}),
-    ("fire", {"threshold": 2.0, "hidden": 8}), ("cope", {"positions": 4}),
+    ("kerple", {"kernel": "power"}), ("kerple", {"untied": True}), ("sandwich", {"width": 64}),
+    ("fire", {"shared": True}), ("fire", {"threshold": 2.0, "hidden": 8}), ("cope", {"positions": 4}),
 ]
 
 

@@ -124,11 +124,23 @@ def test_kerple_cannot_leave_its_range_and_finds_its_way_back(kernel, raw):
 
 @pytest.mark.parametrize("kernel, ranges", [("log", (2, 1)), ("power", (1, 2))])
 def test_kerple_starts_where_the_released_code_starts(kernel, ranges):
-    model = model_of("kerple", kernel=kernel, layers=16, heads=16)
+    model = model_of("kerple", kernel=kernel, untied=True, layers=16, heads=16)
     values = [torch.stack(r).detach() for r in zip(*(part.kernel() for part in model.encodings), strict=True)]
     for value, top in zip(values, ranges, strict=True):
         assert 0 < float(value.min()) < 0.1 * top and 0.9 * top < float(value.max()) <= top
         assert float(value.mean()) == pytest.approx(top / 2, rel=0.1)
+
+
+def test_kerple_has_two_numbers_a_head_for_the_whole_model():
+    """The paper counts 2 x 12 of them against T5's 32 x 12 in a model of 12 layers and 12 heads."""
+    dimensions = Dimensions(width=768, heads=12, layers=12, length=512)
+    kerple, t5 = (ENCODINGS.load(name).value for name in ("kerple", "t5"))
+    assert [cls.parameter_count(dimensions, cls.Config()) for cls in (kerple, t5)] == [2 * 12, 32 * 12]
+    for options, instances in (({}, 1), ({"untied": True}, 3)):
+        model = model_of("kerple", layers=3, **options)
+        assert len(model.encodings) == instances
+        assert sum(p.numel() for p in model.encodings.parameters()) == instances * 2 * 2
+        assert (model.encoding(2) is model.encoding(0)) == (instances == 1)
 
 
 @pytest.mark.parametrize("kernel", ["log", "power"])
@@ -149,7 +161,7 @@ def test_sandwich_is_the_product_of_sinusoids_golden():
 
 
 @pytest.mark.parametrize("heads", [2, 12])
-def test_sandwich_equals_the_papers_listing_up_to_a_constant(heads):
+def test_sandwich_equals_products_of_whole_tables_up_to_a_constant(heads):
     positions, i = np.arange(300)[:, None], np.arange(64)
     angle = positions / 1e4 ** (2 * i / 128)
     table = np.concatenate([np.sin(angle), np.cos(angle)], axis=-1)
@@ -257,7 +269,8 @@ def test_mixed_precision_leaves_the_models_answer_as_it_was(name, shape):
     ("tupe", {}, 128 * 48 + 2 * 48 * 48 + 2 * 4), ("tupe", {"untied_cls": False}, 128 * 48 + 2 * 48 * 48),
     ("tupe", {"variant": "R", "max_length": 9}, 9 * 48 + 2 * 48 * 48 + 2 * 4 + 32 * 4),
     ("deberta", {}, 2 * 128 * 48 + 3 * 2 * 48 * 48), ("deberta", {"span": 16}, 32 * 48 + 3 * 2 * 48 * 48),
-    ("deberta", {"projections": "shared"}, 2 * 128 * 48 + 2 * 48 * 48), ("kerple", {}, 3 * 2 * 4), ("sandwich", {}, 0),
+    ("deberta", {"projections": "shared"}, 2 * 128 * 48 + 2 * 48 * 48), ("sandwich", {}, 0),
+    ("kerple", {}, 2 * 4), ("kerple", {"untied": True}, 3 * 2 * 4),
     ("fire", {}, 3 * (2 * 32 + 32 * 4 + 4 + 2)), ("fire", {"shared": True, "hidden": 8}, 16 + 32 + 4 + 2),
     ("cope", {}, 3 * 64 * 12), ("cope", {"positions": 10}, 3 * 10 * 12),
 ])

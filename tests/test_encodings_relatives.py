@@ -234,7 +234,7 @@ def test_cope_counts_beyond_256_in_bfloat16():
     ("transformer_xl", {"untied": True}, [], ["content_bias", "position_bias", "projection"]),
     ("fire", {"shared": True}, ["c", "factor", "inner.weight", "outer.bias"], []),
     ("fire", {}, [], ["c", "factor", "inner.weight", "outer.bias"]),
-    ("kerple", {}, [], ["amplitude", "rate"]), ("cope", {}, [], ["table"]),
+    ("kerple", {"untied": True}, [], ["amplitude", "rate"]), ("cope", {}, [], ["table"]),
 ])
 def test_layers_share_what_the_paper_shares(name, options, tied, own):
     model = model_of(name, layers=3, **options)
