@@ -14,7 +14,18 @@ from posbench.cache import Cache
 from posbench.contract import check
 from posbench.errors import ContextLengthExceeded
 from posbench.positions import Positions
-from posbench.probe import CAUSAL, KINDS, SEED, SHAPES, VOCABULARY, ContractError, Subject, largest, relative
+from posbench.probe import (
+    CAUSAL,
+    KINDS,
+    SEED,
+    SHAPES,
+    VOCABULARY,
+    ContractError,
+    Subject,
+    largest,
+    relative,
+    worst,
+)
 from posbench.properties import one_by_one
 from posbench.transformer import Transformer
 
@@ -36,7 +47,7 @@ def causality(subject: Subject) -> float:
         errors.append(largest(before[:, : i + 1], after[:, : i + 1]))
         gradient, = torch.autograd.grad(y[:, i].sum(), x, retain_graph=True)
         errors.append(gradient[:, i + 1 :].abs().max().item())
-    return max(errors)
+    return worst(errors)
 
 
 @check("P6b", "outputs do not depend on the total length", shapes=CAUSAL, kinds=KINDS, claim="cached", tolerance=1e-6)
@@ -44,8 +55,8 @@ def length_blindness(subject: Subject) -> float:
     """f(X)[:t] = f(X[:t]), X being of twice the trained length."""
     model, tokens = subject.model(), subject.tokens(length=subject.long)
     full = subject.read(model, tokens)
-    return max(relative(full[:, :t], subject.read(model, tokens[:, :t]))
-               for t in (1, 7, subject.length - 1, subject.long - 1))
+    return worst(relative(full[:, :t], subject.read(model, tokens[:, :t]))
+                 for t in (1, 7, subject.length - 1, subject.long - 1))
 
 
 @check("P7", "padding and packing change nothing", shapes=SHAPES, kinds=KINDS, tolerance=1e-6)
@@ -71,7 +82,7 @@ def padding(subject: Subject) -> float:
     errors.append(relative(torch.cat(alone[1:3], dim=1), packed))
     if subject.shape == "encoder-decoder":
         errors += padded_source(subject, model, rows[0], alone[0])
-    return max(errors)
+    return worst(errors)
 
 
 def padded_source(subject: Subject, model: Transformer, row: Tensor, alone: Tensor) -> list[float]:
@@ -90,10 +101,10 @@ def batch_independence(subject: Subject) -> float:
     full, order = subject.read(model, tokens), torch.tensor([2, 0, 3, 1])
     others = tokens.clone()
     others[1:] = subject.tokens(3, name="mates")
-    if relative(full[:1], subject.read(model, tokens[:1])) > 1e-5:
+    if not relative(full[:1], subject.read(model, tokens[:1])) <= 1e-5:
         raise ContractError("a row alone differs from the same row in a batch")
-    return max(largest(full[order], subject.read(model, tokens[order])),
-               largest(full[0], subject.read(model, others)[0]))
+    return worst((largest(full[order], subject.read(model, tokens[order])),
+                  largest(full[0], subject.read(model, others)[0])))
 
 
 @check("P9", "token by token equals all at once", shapes=CAUSAL, kinds=KINDS, claim="cached", tolerance=1e-5)
@@ -115,7 +126,7 @@ def incremental(subject: Subject) -> float:
             for start, end in itertools.pairwise((0, *cuts, length)):
                 parts.append(subject.read(model, tokens[:, start:end], cache=cache, attention_mask=seen[:, start:end]))
             errors.append(relative(full[seen], torch.cat(parts, dim=1)[seen]))
-    return max(errors)
+    return worst(errors)
 
 
 @check("P15", "defined beyond the trained length", shapes=SHAPES, kinds=KINDS, claim="beyond", tolerance=0)
@@ -162,4 +173,4 @@ def canary(subject: Subject) -> float:
             hits = (answers.argmax(-1) == wanted).double().mean().item()
             error = (frequent * (1 - frequent) / wanted.numel()) ** 0.5
             excess.append((hits - frequent) / (3 * error))
-    return max(excess)
+    return worst(excess)

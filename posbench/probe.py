@@ -5,8 +5,10 @@ Shapes: B batch, H heads, L tokens, Q queries, K keys, D model width, d head wid
 
 from __future__ import annotations
 
+import math
+import os
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Literal
@@ -42,6 +44,12 @@ def relative(a: Tensor, b: Tensor) -> float:
     return ((a - b).abs().max() / scale).item()
 
 
+def worst(errors: Iterable[float]) -> float:
+    """The largest of the errors, and NaN if any of them is: Python's max drops a NaN that does not come first."""
+    told = list(errors)
+    return math.nan if any(math.isnan(error) for error in told) else max(told)
+
+
 def largest(a: Tensor, b: Tensor) -> float:
     """max|a - b|: 0 only when both are alike bit by bit; 0 when they are empty."""
     return (a - b).abs().max().item() if a.numel() else 0.0
@@ -62,32 +70,52 @@ def stirred_state() -> tuple[Any, ...]:
 
 def global_state() -> tuple[Any, ...]:
     """What a plugin must leave alone: the random streams and the switches of the process."""
-    return (
-        torch.get_rng_state().numpy().tobytes(), random.getstate(), repr(np.random.get_state(legacy=False)["state"]),
-        torch.get_default_dtype(), torch.is_grad_enabled(), torch.are_deterministic_algorithms_enabled(),
-        torch.get_num_threads(), torch.get_float32_matmul_precision(), torch.is_autocast_enabled("cpu"),
-    )
+    return (*streams(), *(read() for read, _ in SWITCHES))
+
+
+def streams() -> tuple[Any, ...]:
+    """The states of the three global random streams."""
+    return (torch.get_rng_state().numpy().tobytes(), random.getstate(),
+            repr(np.random.get_state(legacy=False)["state"]))
+
+
+def _environment(variables: dict[str, str]) -> None:
+    os.environ.clear()
+    os.environ.update(variables)
+
+
+# What a plugin may find in the process and must leave as it is: how each is read, and how it is set again.
+SWITCHES: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
+    (torch.get_default_dtype, torch.set_default_dtype),
+    (torch.get_default_device, lambda device: torch.set_default_device(None if device.type == "cpu" else device)),
+    (torch.is_grad_enabled, torch.set_grad_enabled),
+    (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
+    (torch.get_num_threads, torch.set_num_threads),
+    (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    (lambda: torch.is_autocast_enabled("cpu"), lambda on: torch.set_autocast_enabled("cpu", on)),
+    (os.getcwd, os.chdir),
+    (lambda: dict(os.environ), _environment),
+)
 
 
 @contextmanager
 def isolated() -> Iterator[None]:
     """The same random state for every check, and the caller's state and switches again afterwards."""
-    streams, numpy_streams = random.getstate(), np.random.get_state()
-    dtype, gradients, threads = torch.get_default_dtype(), torch.is_grad_enabled(), torch.get_num_threads()
+    python_stream, numpy_stream = random.getstate(), np.random.get_state()
+    switches = [read() for read, _ in SWITCHES]
     try:
         # Probes are so small that a second thread costs more than it does, and its sums would differ in the last bits.
-        if threads != 1:
+        if torch.get_num_threads() != 1:
             torch.set_num_threads(1)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(SEED)
             yield
     finally:
-        random.setstate(streams)
-        np.random.set_state(numpy_streams)
-        torch.set_default_dtype(dtype)
-        torch.set_grad_enabled(gradients)
-        if torch.get_num_threads() != threads:
-            torch.set_num_threads(threads)
+        random.setstate(python_stream)
+        np.random.set_state(numpy_stream)
+        for (read, restore), value in zip(SWITCHES, switches, strict=True):
+            if read() != value:
+                restore(value)
 
 
 class Layer(nn.Module):

@@ -17,7 +17,7 @@ from posbench import attention
 from posbench.contract import check
 from posbench.encoding import Encoding, overrides
 from posbench.positions import Positions
-from posbench.probe import SEED, Layer, Subject, numbers, relative
+from posbench.probe import SEED, Layer, Subject, numbers, relative, worst
 from posbench.seeds import generator
 
 
@@ -46,7 +46,7 @@ def prefix(subject: Subject) -> float:
     for s in [s for s in (1, 7, length, trained) if subject.fits(s + length)]:
         behind = f.logits(torch.cat([z[:, :s], x], dim=1), subject.at(s + length))[..., s:, s:]
         errors.append(seen(alone, behind, subject))
-    return max(errors)
+    return worst(errors)
 
 
 @check("P4", "logits unchanged by a shift of all positions", claim="shift", tolerance=1e-6)
@@ -58,7 +58,7 @@ def shift(subject: Subject) -> float:
     f, x, at = subject.layer(), subject.inputs(), subject.at(subject.length)
     first = f.logits(x, at)
     shifts = [s for s in (1, 9, 50, 10_000) if subject.fits(subject.length + s)] or [1]
-    return max(seen(first, f.logits(x, at.shifted(s)), subject) / (1 + 5e-3 * s) for s in shifts)
+    return worst(seen(first, f.logits(x, at.shifted(s)), subject) / (1 + 5e-3 * s) for s in shifts)
 
 
 def seen(a: Tensor, b: Tensor, subject: Subject) -> float:
@@ -77,7 +77,7 @@ def norm(subject: Subject) -> float:
         encoded = subject.layer().project(x, at)
         ratios = [a.norm(dim=-1) / b.norm(dim=-1) for a, b in zip(encoded[:2], plain[:2], strict=True)]
         errors += [(ratio - 1).abs().max().item() for ratio in ratios]
-    return max(errors)
+    return worst(errors)
 
 
 def one_by_one(subject: Subject) -> float:
@@ -121,14 +121,14 @@ def precision(subject: Subject) -> float:
                 exact = attention.logits(q, k, high.encoding, placed)
                 sizes = q.norm(dim=-1)[..., None] * k.norm(dim=-1)[..., None, :] * q.shape[-1] ** -0.5
                 errors.append(((low.logits(x, at).double() - exact) / (sizes + exact.abs())).abs().max().item())
-    return max(errors)
+    return worst(errors)
 
 
 @check("P20", "one key gives its value alone", claim="single_key", tolerance=1e-10)
 def single_key(subject: Subject) -> float:
     """With T = 1 the output is the projected value, at positions 0 and 7."""
     f, x = subject.layer(), subject.inputs(length=1)
-    return max(relative(x @ f.weights[2], f(x, subject.at(1, start))) for start in (0, 7))
+    return worst(relative(x @ f.weights[2], f(x, subject.at(1, start))) for start in (0, 7))
 
 
 @check("P21", "all forms of the bias agree", tolerance=1e-6,
@@ -148,7 +148,7 @@ def forms(subject: Subject) -> float:
         errors.append(relative(bias, flex))
         if at is regular and not overrides(encoding, "bias"):
             errors.append(relative(bias, attention._toeplitz_bias(encoding, at)))
-    return max(errors)
+    return worst(errors)
 
 
 @check("P22", "fast kernels equal the reference", tolerance=1e-5)
@@ -168,7 +168,7 @@ def kernels(subject: Subject) -> float:
             weights = numbers(*y.shape, name="cotangent", dtype=torch.float32)
             results.append((y, *torch.autograd.grad((y * weights).sum(), wanted, allow_unused=True, retain_graph=True)))
         errors += [relative(a, b) for a, b in zip(*results, strict=True) if a is not None and b is not None]
-    return max(errors)
+    return worst(errors)
 
 
 def pairs(at: Positions) -> list[tuple[Callable[..., Tensor], Positions]]:

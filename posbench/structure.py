@@ -13,7 +13,7 @@ from posbench.contract import check
 from posbench.encoding import Encoding, overrides
 from posbench.errors import UserError
 from posbench.positions import Positions
-from posbench.probe import KINDS, SHAPES, ContractError, Layer, Subject, relative
+from posbench.probe import KINDS, SHAPES, ContractError, Layer, Subject, relative, worst
 
 SLOW = 0.2
 """Growth of the rank that is forgiven: not all of a finite number of features show in 128 tokens."""
@@ -37,7 +37,7 @@ def resolution(subject: Subject) -> float:
         for ours, rounded in zip(high.parameters(), low.parameters(), strict=True):
             ours.copy_(rounded)
         rows = zip(_told(low, count, torch.bfloat16), _told(high, count, torch.float64), strict=True)
-        return max(1 - _different(rounded) / _different(exact) for rounded, exact in rows)
+        return worst(1 - _different(rounded) / _different(exact) for rounded, exact in rows)
 
 
 def _told(encoding: Encoding, count: int, dtype: torch.dtype) -> list[Tensor]:
@@ -66,7 +66,7 @@ def decay(subject: Subject) -> float:
     x = subject.inputs(batch=8, length=1).expand(-1, length, -1)
     logits = subject.layer().logits(x, subject.at(length))[..., -1, :].mean(0)
     falls = logits.diff(dim=-1)  # from the farthest key to the query's own
-    return (falls <= 1e-9 * logits.abs().max()).double().mean().item()
+    return (~(falls > 1e-9 * logits.abs().max())).double().mean().item()
 
 
 @check("P18", "work as stated, and growing no faster than attention's", shapes=SHAPES, kinds=KINDS, tolerance=0.05)
@@ -132,6 +132,8 @@ def factorisation(subject: Subject) -> float:
     ranks = []
     for length in (128, 256):
         logits = layer.logits(subject.inputs(1, length), subject.at(length))[0]
+        if not logits.isfinite().all():
+            return math.nan
         ranks.append(max(int(torch.linalg.matrix_rank(head, rtol=RANK)) for head in logits.detach()))
     return max(0.0, ranks[1] / ranks[0] - 1 - SLOW)
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import inspect
 import re
+from contextlib import AbstractContextManager
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +28,10 @@ from posbench.probe import (
     largest,
     numbers,
     stirred_state,
+    streams,
+    worst,
 )
+from posbench.residence import Residence
 from posbench.seeds import generator
 
 ARXIV = r"\d{4}\.\d{4,5}"
@@ -57,40 +63,76 @@ def determinism(subject: Subject) -> float:
     model, tokens = subject.model(torch.float32), subject.tokens()
     before = stirred_state()
     first, again = answers(encoding, at), answers(encoding, at)
+    kept = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     outputs = subject.read(model, tokens), subject.read(model, tokens)
     if global_state() != before:
         raise ContractError("evaluation draws from a global random stream, or changes a global switch")
-    return max(largest(*outputs), difference(first, again))
+    for name, tensor in model.state_dict().items():
+        if not torch.equal(tensor, kept[name]):
+            raise ContractError(f"evaluation changes {name}, which belongs to the model's state")
+    return worst((largest(*outputs), difference(first, again)))
 
 
 @check("P13", "no state between calls, casts and reloads", tolerance=0)
 def statelessness(subject: Subject) -> float:
-    """A short input after a long one, a cast to bfloat16 and back, and loading into an empty copy change no answer.
+    """What an encoding saw before, a cast to bfloat16 and back, and loading into an empty copy change no answer.
 
     The empty copy is built on the meta device, as large models are: buffers outside the state dict would be garbage.
+    Gradients are off, as they are when a model is scored: some plugins keep things only then.
     """
-    encoding = subject.encoding(torch.float32)
-    short, long = subject.at(subject.length), subject.at(4 * subject.length if subject.limit is None else subject.limit)
-    first = answers(encoding, short)
-    answers(encoding, long)
-    if difference(first, answers(encoding, short)):
-        raise ContractError("a long input changes the answer to a later short one")
-    cast = copy.deepcopy(encoding).to(torch.bfloat16).to(torch.float32)
     with torch.no_grad():
-        for rounded, exact in zip(cast.parameters(), encoding.parameters(), strict=True):
-            rounded.copy_(exact)
-    if difference(first, answers(cast, short)):
-        raise ContractError("a cast of the model to bfloat16 damages a fixed table: form it in float32 when it is used")
-    with torch.device("meta"):
-        empty = subject.bare()
-    empty = empty.to_empty(device="cpu").eval()
-    with torch.no_grad():
+        encoding, at = subject.encoding(torch.float32), subject.at(subject.length)
+        first = answers(encoding, at)
+        history(subject, encoding, first)
+        for used in (False, True):
+            cast = subject.encoding(torch.bfloat16) if used else copy.deepcopy(encoding).to(torch.bfloat16)
+            if used:
+                answers(cast, at, torch.bfloat16)
+            cast = cast.to(torch.float32)
+            for rounded, exact in zip(cast.parameters(), encoding.parameters(), strict=True):
+                rounded.copy_(exact)
+            if difference(first, answers(cast, at)):
+                raise ContractError("a cast of the model to bfloat16 damages a fixed table: form it in float32 when it "
+                                    "is used")
+        with torch.device("meta"):
+            empty = subject.bare()
+        empty = empty.to_empty(device="cpu").eval()
         for tensor in (*empty.parameters(), *empty.buffers()):
             tensor.fill_(float("nan") if tensor.is_floating_point() else 0)
-    empty.load_state_dict(encoding.state_dict())
-    if difference(first, answers(empty, short)):
-        raise ContractError("loading weights loses a table: make it a persistent buffer, or form it when it is used")
+        empty.load_state_dict(encoding.state_dict())
+        if difference(first, answers(empty, at)):
+            raise ContractError("loading weights loses a table: make it a persistent buffer, or form it when it is "
+                                "used")
     return 0.0
+
+
+def history(subject: Subject, encoding: Encoding, first: dict[str, Tensor]) -> None:
+    """Refuses an encoding that remembers what is no part of its state dict; `first` is what it answered first."""
+    at = subject.at(subject.length)
+    answers(encoding, subject.at(4 * subject.length if subject.limit is None else subject.limit))
+    if difference(first, answers(encoding, at)):
+        raise ContractError("a long input changes the answer to a later short one")
+    used = subject.encoding(torch.float32)
+    answers(used, at, name="other ")
+    if difference(first, answers(used, at)):
+        raise ContractError("the content of an earlier input changes the answer to a later one")
+    # Weights that a training step, or a checkpoint, has changed.
+    fresh = subject.encoding(torch.float32)
+    for model in (used, fresh):
+        for key, parameter in model.named_parameters():
+            parameter.copy_(numbers(*parameter.shape, name=f"changed {key}", dtype=torch.float32))
+    if difference(answers(fresh, at), answers(used, at)):
+        raise ContractError("a table that was made of earlier weights is used with later ones: form it when it is used")
+    # A run that is stopped and resumed goes on from the state dict, and from the streams that the runner keeps.
+    resumed = subject.encoding(torch.float32)
+    answers(fresh.train(), at)
+    resumed.load_state_dict(fresh.state_dict())
+    told = []
+    for model in (fresh, resumed):
+        torch.manual_seed(SEED)
+        told.append(answers(model.train(), at))
+    if difference(*told):
+        raise ContractError("training cannot be resumed: something that it depends on is not in the state dict")
 
 
 @check("P16", "gradients are finite, complete and right", shapes=SHAPES, kinds=KINDS, tolerance=0)
@@ -163,13 +205,14 @@ def exclusiveness(subject: Subject) -> float:
     if weights.keys() != expected.keys():
         raise ContractError(f"the model has other parts: {sorted(weights.keys() ^ expected.keys())}")
     states = []
+    others = streams()[1:]
     for model in (ours, plain):
         torch.manual_seed(SEED)
         subject.read(model.train(), subject.tokens())
-        states.append(torch.get_rng_state())
-    if not torch.equal(*states):
+        states.append(streams()[0])
+    if states[0] != states[1] or streams()[1:] != others:
         raise ContractError("training draws other random numbers than without encoding: dropout is no longer paired")
-    return max(largest(weights[name], expected[name]) for name in weights)
+    return worst(largest(weights[name], expected[name]) for name in weights)
 
 
 def shared(model: nn.Module) -> dict[str, Tensor]:
@@ -177,13 +220,31 @@ def shared(model: nn.Module) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in model.state_dict().items() if not name.startswith("encodings.")}
 
 
-def answers(encoding: Encoding, at: Positions, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
-    """What each hook that the class defines answers to fixed inputs; no hook may change its inputs."""
+@check("P22", "tensors are made where the model is", tolerance=0)
+def residence(subject: Subject) -> float:
+    """No hook answers with a tensor that would lie on the CPU beside a model that does not, or mixes both."""
+    follow = Residence()
+    told = answers(subject.encoding(torch.float32), subject.at(subject.length), around=follow)
+    for hook, answer in told.items():
+        # The core moves decays, which are made of no input.
+        if hook != "decay" and follow.stays(answer):
+            raise ContractError(f"{hook} answers with a tensor that was made without a device: pass device=x.device")
+    return 0.0
+
+
+def answers(encoding: Encoding, at: Positions, dtype: torch.dtype = torch.float32, name: str = "",
+            around: AbstractContextManager[Any] | None = None) -> dict[str, Tensor]:
+    """What each hook that the class defines answers to the inputs of this name; no hook may change its inputs.
+
+    Args:
+        around: what is entered for each call, and left after it.
+    """
     at = replace(at)
     heads, d, width = encoding.dimensions.heads, encoding.dimensions.head_width, encoding.dimensions.width
-    x = numbers(1, at.queries, width, name="x", dtype=dtype)
-    q, k = (numbers(1, heads, n, d, name=name, dtype=dtype) for name, n in (("q", at.queries), ("k", at.length)))
-    weights = numbers(1, heads, at.queries, at.length, name="weights", dtype=dtype).softmax(-1)
+    x = numbers(1, at.queries, width, name=f"{name}x", dtype=dtype)
+    q, k = (numbers(1, heads, n, d, name=f"{name}{side}", dtype=dtype)
+            for side, n in (("q", at.queries), ("k", at.length)))
+    weights = numbers(1, heads, at.queries, at.length, name=f"{name}weights", dtype=dtype).softmax(-1)
     distance = torch.arange(-at.length, at.length)
     inputs = (x, q, k, weights, distance, at.q, at.k)
     copies = [tensor.clone() for tensor in inputs]
@@ -201,7 +262,8 @@ def answers(encoding: Encoding, at: Positions, dtype: torch.dtype = torch.float3
     told = {}
     for hook, call in calls.items():
         if overrides(encoding, hook):
-            told[hook] = call()
+            with around or contextlib.nullcontext():
+                told[hook] = call()
             if any(not torch.equal(tensor, kept) for tensor, kept in zip(inputs, copies, strict=True)):
                 raise ContractError(f"{hook} changes its input in place")
     return told
@@ -214,4 +276,4 @@ def difference(first: dict[str, Tensor], second: dict[str, Tensor]) -> float:
         b = second[hook]
         alike = a.shape == b.shape and torch.equal(a.isfinite(), b.isfinite())
         errors.append(largest(a.nan_to_num(), b.nan_to_num()) if alike else float("inf"))
-    return max(errors)
+    return worst(errors)
