@@ -10,7 +10,7 @@ import math
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -181,7 +181,8 @@ class _Run:
         if best is not None:
             self.model.load_state_dict(best[1])
         if latest:
-            self.model.load_state_dict(averaged(latest))
+            # A mean of random features of before and after a redraw would be neither.
+            self.model.load_state_dict(averaged(latest, {name for name, _ in self.model.named_buffers()}))
 
     @torch.no_grad()
     def _score(self, split: str) -> Scores:
@@ -245,8 +246,8 @@ def learning_rate(step: int, total: int, warmup: float, schedule: str = "linear"
     return math.sqrt(rising / (step + 1)) if schedule == "inverse-sqrt" else (total - step) / max(1, total - rising)
 
 
-def averaged(states: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """The mean of several states of one model, summed in float64; what is no float is taken from the last."""
+def averaged(states: Iterable[Mapping[str, Tensor]], buffers: Collection[str] = ()) -> dict[str, Tensor]:
+    """The mean of several states of one model, summed in float64; its buffers are taken from the last."""
     kept = list(states)
-    return {name: torch.stack([state[name].double() for state in kept]).mean(0).to(last.dtype)
-            if last.is_floating_point() else last for name, last in kept[-1].items()}
+    return {name: last if name in buffers else torch.stack([state[name].double() for state in kept]).mean(0).to(
+        last.dtype) for name, last in kept[-1].items()}
