@@ -80,7 +80,7 @@ def made_with(model: ModelConfig, train: TrainConfig) -> tuple[tuple[str, str], 
     linear = f"linear attention ({model.feature_map}), " if model.attention == "linear" else ""
     return (
         ("machine", f"{device}, {train.threads} threads"),
-        ("versions", ", ".join(f"{name} {number}" for name, number in facts["versions"].items())),
+        ("versions", environment.spelled_versions(facts["versions"])),
         ("model", f"{model.shape}, {linear}{model.layers} layers, {model.width} wide, {model.heads} heads, "
                   f"feed-forward {model.feedforward}, dropout {model.dropout:g}, vocabulary {VOCABULARY}"),
     )

@@ -113,8 +113,9 @@ class Resampled:
 
     Attributes:
         difference: on the test set itself. low, high: 2.5 and 97.5 % of the resamples' differences.
-        p: two-sided, of sacreBLEU's paired bootstrap test; 1 where both sides score alike in every resample, for which
-            that test gives its smallest p.
+        p: two-sided, of sacreBLEU's paired bootstrap test, but for two things: 1 where both sides score alike in every
+            resample, for which that test gives its smallest p; and never below 2^(1 - N), which is as far as any paired
+            test over N sentences can go: resamples of one sentence are all that sentence, and say nothing of others.
     """
 
     difference: float
@@ -144,5 +145,5 @@ def paired_bootstrap(name: str, systems: Sequence[np.ndarray], baselines: Sequen
     distance = np.abs(drawn)
     beyond = int((distance - distance.mean() > abs(real)).sum())
     low, high = np.quantile(drawn, [0.025, 0.975])
-    p = (beyond + 1) / (len(drawn) + 1) if real or drawn.any() else 1.0
+    p = max((beyond + 1) / (len(drawn) + 1), 2.0 ** (1 - size)) if real or drawn.any() else 1.0
     return Resampled(difference=real, low=float(low), high=float(high), p=p)

@@ -112,9 +112,10 @@ class TrainConfig:
             raise ValueError("state either steps or epochs")
         if self.batch_tokens is not None and self.steps is None:
             raise ValueError("batch_tokens gives updates of unequal rows, which epochs cannot count: state steps")
-        if self.average > self.evaluations:
+        evaluated = min(self.evaluations, self.steps or self.evaluations)
+        if self.average > evaluated:
             raise ValueError(f"average {self.average} asks for more weights than there are evaluations "
-                             f"({self.evaluations}): raise evaluations")
+                             f"({evaluated}): raise evaluations or steps, or lower average")
         if self.average > 1 and self.select == "best":
             raise ValueError("average and select 'best' both say which weights are scored: leave one out")
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -161,12 +162,15 @@ def _json_line(path: Path, number: int, line: str) -> Any:
         raise UserError(f"{path}, row {number}: neither is the file one JSON text nor this line ({error})") from None
 
 
-def hub_rows(repository: str, config: str, split: str, revision: str | None) -> list[dict[str, Any]]:
+def hub_rows(repository: str, config: str, split: str, revision: str) -> list[dict[str, Any]]:
     """Rows of a split of a hub data set, class labels by their names; a hidden label stays the number -1.
 
     Raises:
-        UserError: there is no network and no copy in the cache, or no such data set.
+        UserError: the revision is no commit, there is no network and no copy in the cache, or no such data set.
     """
+    if not re.fullmatch("[0-9a-f]{40}", revision):
+        raise UserError(f"data.revision '{revision}' is no commit of {repository}: give all its 40 hexadecimal digits, "
+                        "as what a branch or a tag names can change")
     import datasets
     from huggingface_hub import HfApi, constants
 

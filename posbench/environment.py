@@ -7,6 +7,7 @@ import hashlib
 import os
 import platform
 import subprocess
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,12 @@ def facts() -> dict[str, Any]:
         "commit": commit(),
         "code": code_hash(),
     }
+
+
+def spelled_versions(versions: Mapping[str, str]) -> str:
+    """'python 3.11.7, posbench 0.1.0, ...' in one order, whatever the order in which a store gives them back."""
+    known = [name for name in ("python", "posbench", *LIBRARIES) if name in versions]
+    return ", ".join(f"{name} {versions[name]}" for name in dict.fromkeys([*known, *sorted(versions)]))
 
 
 def cores() -> int:

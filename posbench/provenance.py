@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from posbench import environment
 from posbench.config import ModelConfig, TrainConfig
 from posbench.objective import objective_of
 from posbench.store import Record
@@ -64,9 +65,7 @@ def header(plan: Plan, records: Mapping[str, Record], tasks: Mapping[str, TaskFa
         "data source": data,
         "machine": _all(_machine(record.facts) for record in known),
         "threads": _all(f"{record.facts['threads']} a trial" for record in known),
-        "versions": _all(
-            ", ".join(f"{name} {number}" for name, number in record.facts["versions"].items()) for record in known
-        ),
+        "versions": _all(environment.spelled_versions(record.facts["versions"]) for record in known),
         "model": _models(plan),
         "training": _training(plan),
         "selection": _selected(study.train),

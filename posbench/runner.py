@@ -230,7 +230,8 @@ class _Run:
         if state.best is not None:
             self.model.load_state_dict(state.best[1])
         if state.latest:
-            self.model.load_state_dict(averaged(state.latest))
+            # A mean of random features of before and after a redraw would be neither.
+            self.model.load_state_dict(averaged(state.latest, {name for name, _ in self.model.named_buffers()}))
 
     def _spent(self, now: float) -> float:
         """Seconds of this trial up to now, those of processes that were interrupted included."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ WORDS = "words:"
 WINDOW = 4
 # Characters that a trained WordPiece vocabulary knows; rarer ones become [UNK].
 ALPHABET = 1000
+# What a vocabulary of byte pairs begins with, before any pair: the special tokens and the bytes.
+BYTE_PAIRS_LEAST = len(SPECIAL) + 256
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,16 +61,29 @@ def trained_tokenizer(kind: str, texts: Iterable[str], vocabulary: int) -> Token
         kind: 'wordpiece' (lower case, as BERT's), 'bpe' (bytes, as GPT-2's), 'bytes' (of UTF-8), 'characters' (the most
             frequent ones), or 'spaced' (whatever stands between spaces).
         texts: of the training rows. vocabulary: largest number of tokens.
+
+    Raises:
+        UserError: no such kind, or a vocabulary that cannot hold the bytes that pairs are made of.
     """
     if kind == "wordpiece":
         return _trained_wordpiece(list(texts), vocabulary)
     if kind == "bytes":
         return _bytes()
     if kind in ("characters", "spaced"):
-        return _counted(texts, vocabulary, pre_tokenizers.WhitespaceSplit() if kind == "spaced" else
-                        pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated"))
+        tokenizer = _counted(texts, vocabulary, pre_tokenizers.WhitespaceSplit() if kind == "spaced" else
+                             pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated"))
+        if kind == "spaced":
+            # A word of a text that is spelled like a special token is unknown, and not that token.
+            names = "|".join(re.escape(name.strip("[]")) for name in SPECIAL)
+            tokenizer.normalizer = normalizers.Replace(Regex(rf"(?<!\S)\[(?:{names})\](?!\S)"), "[UNK]")
+        else:
+            tokenizer.decoder = decoders.Fuse()
+        return tokenizer
     if kind != "bpe":
         raise UserError(f"tokenizer '{kind}': give {', '.join(TRAINED)} or the path of a vocabulary file")
+    if vocabulary < BYTE_PAIRS_LEAST:
+        raise UserError(f"data.vocabulary={vocabulary} is too small for byte pairs, which begin with {len(SPECIAL)} "
+                        f"special tokens and 256 bytes: give {BYTE_PAIRS_LEAST} or more")
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     tokenizer.decoder = decoders.ByteLevel()
@@ -172,12 +188,13 @@ def encode(
     """[CLS] a [SEP] or [CLS] a [SEP] b [SEP] for each row, padded on the right.
 
     Where a row is longer than max_length its longer text loses its end, token by token, until the row fits; so both
-    texts of a pair keep something.
+    texts of a pair keep something. A text that spells out a special token, such as '[SEP]', holds these characters.
 
     Args:
         whole: labels are class indices and not numbers.
     """
     cls, sep, pad = (tokenizer.token_to_id(token) for token in (CLS, SEP, PAD))
+    tokenizer.encode_special_tokens = True  # as text, where the frame is set by the template below
     tokenizer.no_truncation()
     tokenizer.no_padding()
     tokenizer.post_processor = processors.TemplateProcessing(

@@ -6,7 +6,7 @@ Taken up on the same machine and processor it goes on to the last bit as if it h
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -208,8 +208,8 @@ def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     return {name: f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}" for name, value in tensors.items()}
 
 
-def averaged(states: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """The mean of several states of one model, summed in float64; what is no float is taken from the last."""
+def averaged(states: Iterable[Mapping[str, Tensor]], buffers: Collection[str] = ()) -> dict[str, Tensor]:
+    """The mean of several states of one model, summed in float64; its buffers are taken from the last."""
     kept = list(states)
-    return {name: torch.stack([state[name].double() for state in kept]).mean(0).to(last.dtype)
-            if last.is_floating_point() else last for name, last in kept[-1].items()}
+    return {name: last if name in buffers else torch.stack([state[name].double() for state in kept]).mean(0).to(
+        last.dtype) for name, last in kept[-1].items()}

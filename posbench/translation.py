@@ -8,6 +8,7 @@ one without its first.
 from __future__ import annotations
 
 import functools
+import itertools
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from posbench.config import DataConfig
 from posbench.errors import UserError
 from posbench.objective import Kept, Objective, Scores
 from posbench.positions import Positions
+from posbench.ragged import Ragged, encode_ragged
 from posbench.suite import Rows, Task
 from posbench.tables import Table
 from posbench.tokens import (
@@ -33,8 +35,6 @@ from posbench.tokens import (
     PAD,
     SEP,
     SPECIAL,
-    Encoded,
-    encode,
     scoring_batches,
     tokenizer_from_file,
     trained_tokenizer,
@@ -46,6 +46,8 @@ from posbench.trial import TRAINED, Trial, load_rows
 
 SEARCHED = 256
 """Hypotheses that are searched at once."""
+LEAST_RETURNED, LOOKED_AT = 0.5, 1000
+"""Share of targets, among so many, that a tokenizer has to give back whole: what is lost there, no model can write."""
 
 
 @dataclass(frozen=True)
@@ -54,13 +56,15 @@ class Pairs:
 
     Attributes:
         source, target: N rows each. texts: N pairs of source and target. cut: rows whose source lost tokens, or, of
-            training rows, that were left out because a side is longer than the limit.
+            training rows, that were left out because a side is longer than the limit. returned: of training rows,
+            the share of the targets, among the first thousand, that come back whole from their tokens.
     """
 
-    source: Encoded
-    target: Encoded | None
+    source: Ragged
+    target: Ragged | None
     texts: list[tuple[str, ...]]
     cut: int
+    returned: float = 1.0
 
 
 class Translation(Objective):
@@ -99,10 +103,15 @@ class Translation(Objective):
             raise UserError(f"outputs of {longest} tokens (decode.max_output) are longer than encoding "
                             f"'{config.encoding.label}' can express, which ends at {limit} positions: lower "
                             "decode.max_output, or raise data.max_length")
-        vocabulary = load_pairs(config.suite, config.task, config.data)[1].get_vocab_size()
+        splits, tokenizer = load_pairs(config.suite, config.task, config.data)
+        vocabulary = tokenizer.get_vocab_size()
         if config.decode.beam > vocabulary:
             raise UserError(f"decode.beam {config.decode.beam} is larger than the vocabulary of {vocabulary} tokens: "
                             "lower it")
+        if (share := splits["train"].returned) < LEAST_RETURNED:
+            raise UserError(f"tokenizer '{config.data.tokenizer}' gives back {share:.0%} of the target texts as they "
+                            "were, so that no model could write them: use data.tokenizer=bpe, or another that keeps "
+                            "case, blanks and characters")
 
     @classmethod
     def extras(cls, kept: Sequence[Kept], *, baseline: str, alpha: float) -> tuple[Table, ...]:
@@ -117,6 +126,9 @@ class Translation(Objective):
                         f"{self.search.longest} tokens, cached",
             **{name: bleu.signature(translation_tables.COUNTS[name]) for name in self.metrics},
         }
+        if train.returned < 1:
+            told["tokenizer"] = (f"gives back {train.returned:.1%} of {min(LOOKED_AT, len(train.texts))} training "
+                                 "targets as they were; the others no model can write")
         if train.cut:
             told["left out of training"] = f"{train.cut} pairs with a side of more than {config.data.max_length} tokens"
         return told
@@ -172,7 +184,7 @@ class Translation(Objective):
         return Scores(rows=rows, arrays=arrays, degenerate=f"{split}: all {len(outputs)} outputs are equal" if same
                       else "", timed=[row(translation_tables.SPEED, float(tokens.sum() / seconds))])
 
-    def translate(self, model: Transformer, source: Encoded) -> list[Hypothesis]:
+    def translate(self, model: Transformer, source: Ragged) -> list[Hypothesis]:
         """The best target of every row, each in its own place."""
         found: list[Hypothesis | None] = [None] * len(source)
         for batch in scoring_batches(source.lengths, max(1, SEARCHED // self.search.beam)):
@@ -184,19 +196,18 @@ class Translation(Objective):
         return [best for best in found if best is not None]
 
     def texts(self, found: Sequence[Hypothesis]) -> list[str]:
-        """Detokenised texts, without special tokens and without the blank that a text's first word brings along."""
-        texts = self.tokenizer.decode_batch([list(best.tokens) for best in found], skip_special_tokens=True)
-        return [text.removeprefix(" ") for text in texts]
+        """Detokenised texts, without the end token and without the blank that a text's first word brings along."""
+        return detokenised(self.tokenizer, [best.tokens[:-1] for best in found])
 
     def sample(self) -> Tensor:
         source = self.splits["train"].source
-        return torch.from_numpy(source.ids[:1, : source.lengths[0]]).long()
+        return torch.from_numpy(source.padded(np.array([0]), self.pad))
 
-    def _placed(self, side: Encoded, batch: np.ndarray, *, ahead: int = 0) -> tuple[Tensor, Positions]:
+    def _placed(self, side: Ragged, batch: np.ndarray, *, ahead: int = 0) -> tuple[Tensor, Positions]:
         """Ids (B, S) of these rows and their positions; of a target those that leave out the last `ahead` tokens."""
         lengths = side.lengths[batch]
         width = int(lengths.max())
-        ids = torch.from_numpy(side.ids[batch, :width]).long().to(self.device)
+        ids = torch.from_numpy(side.padded(batch, self.pad)).to(self.device)
         causal = ahead > 0
         if (lengths == width).all():
             return ids, Positions.first(width - ahead, causal=causal, device=self.device)
@@ -233,20 +244,28 @@ def load_pairs(suite: str, task: str, data: DataConfig) -> tuple[dict[str, Pairs
 
 def _trained(tokenizer: Tokenizer, rows: Rows, limit: int) -> Pairs:
     """Pairs whose sides are whole: a target that lost its end would teach to stop in the middle."""
-    source, target = (encode(tokenizer, [(row[side],) for row in rows.texts], [], limit + 1, whole=True)
-                      for side in (0, 1))
+    source, target = (encode_ragged(tokenizer, [row[side] for row in rows.texts], limit + 1) for side in (0, 1))
     kept = np.flatnonzero((source.lengths <= limit) & (target.lengths <= limit))
     if not len(kept):
         raise UserError(f"every training pair has a side of more than {limit} tokens: raise data.max_length")
-    return Pairs(_part(source, kept, limit), _part(target, kept, limit), [rows.texts[index] for index in kept],
-                 len(rows.texts) - len(kept))
+    texts = [rows.texts[index] for index in kept]
+    return Pairs(source.part(kept), target.part(kept), texts, len(rows.texts) - len(kept),
+                 returned(tokenizer, [row[1] for row in texts[:LOOKED_AT]]))
 
 
 def _scored(tokenizer: Tokenizer, rows: Rows, limit: int) -> Pairs:
-    source = encode(tokenizer, [(row[0],) for row in rows.texts], [], limit, whole=True)
-    return Pairs(source, None, rows.texts, source.cut)
+    source = encode_ragged(tokenizer, [row[0] for row in rows.texts], limit)
+    return Pairs(source, None, rows.texts, int((source.full > source.lengths).sum()))
 
 
-def _part(side: Encoded, rows: np.ndarray, limit: int) -> Encoded:
-    return Encoded(ids=side.ids[rows, :limit], types=side.types[rows, :limit], lengths=side.lengths[rows],
-                   labels=side.labels, cut=0, full=side.full[rows])
+def detokenised(tokenizer: Tokenizer, rows: Sequence[Sequence[int]]) -> list[str]:
+    """Texts of token ids that hold no special token."""
+    return [text.removeprefix(" ") for text in tokenizer.decode_batch([list(row) for row in rows])]
+
+
+def returned(tokenizer: Tokenizer, texts: Sequence[str]) -> float:
+    """Share of the texts that come back whole, but for the width of blanks, from their tokens."""
+    coded = encode_ragged(tokenizer, texts, max(map(len, texts)) * 4 + 2)  # a character is four bytes at most
+    back = detokenised(tokenizer, [coded.ids[begin + 1 : end - 1].tolist()
+                                   for begin, end in itertools.pairwise(coded.starts)])
+    return float(np.mean([one.split() == other.split() for one, other in zip(back, texts, strict=True)]))

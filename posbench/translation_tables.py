@@ -73,27 +73,31 @@ def _scores(grid: _Grid, task: str) -> Table:
     def at_limit(encoding: str, seed: int) -> float:
         return float((grid.arrays[encoding, seed]["output_tokens"] >= grid.limit).mean())
 
+    def empty(encoding: str, seed: int) -> float:
+        return float((grid.arrays[encoding, seed]["BLEU"][:, 0] == 0).mean())
+
     def speed_of(encoding: str, seed: int) -> float:
         return grid.rows[encoding, seed][SPEED]
 
     rows = []
     for encoding in grid.encodings:
         if trouble := grid.trouble(encoding):
-            rows.append((encoding, trouble, *[NONE] * (len(names) + 2)))
+            rows.append((encoding, trouble, *[NONE] * (len(names) + 3)))
             continue
         mark = "†" if any(grid.status[encoding, seed] == "degenerate" for seed in grid.seeds) else ""
         measured = [mark + _interval([grid.rows[encoding, seed][name] for seed in grid.seeds]) for name in names]
-        length, ends, speed = (float(np.mean([value(encoding, seed) for seed in grid.seeds]))
-                               for value in (ratio, at_limit, speed_of))
-        rows.append((encoding, *measured, f"{length:.3f}", f"{ends:.1%}", f"{speed:,.0f}"))
+        length, ends, none, speed = (float(np.mean([value(encoding, seed) for seed in grid.seeds]))
+                                     for value in (ratio, at_limit, empty, speed_of))
+        rows.append((encoding, *measured, f"{length:.3f}", f"{ends:.1%}", f"{none:.1%}", f"{speed:,.0f}"))
     return Table(
         title=f"{task}, {grid.split}: what was written",
         columns=("encoding", *(f"{name} ↑" for name in names), "length,\nof reference", "outputs\ncut",
-                 "tokens\na second ↑"),
+                 "outputs\nempty", "tokens\na second ↑"),
         rows=tuple(rows),
         notes=("Mean ± half of its 95 % t interval over seeds. Length: tokens of all outputs over those of all "
                f"references. Cut: the share of outputs that had to end at the {grid.limit} tokens that decoding "
-               "allows. † Some of these trials wrote one and the same for every source.",
+               "allows. Empty: the share without any word. † Some of these trials wrote one and the same for every "
+               "source.",
                "Tokens a second: of beam search with a cache, in processor time on a CPU, while the study's trials ran "
                "beside one another and not in turn: small differences are noise. posbench bench --decode measures "
                "encodings in turn."))

@@ -10,7 +10,7 @@ Each name may end with .gz. A line ends with a line feed (or CR and line feed) a
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,6 +28,10 @@ VALIDATION = ("val", "valid", "validation", "dev")
 NEWS_VALIDATION, NEWS_TEST = "newstest2013", "newstest2014"
 
 
+# Ends of names that are as short as a language's, and are none.
+OTHER_ENDINGS = ("txt", "tsv", "csv", "md", "py", "sh", "zip", "tar", "tgz", "bz", "xz", "log", "pdf", "xml", "sgm")
+
+
 class Pair(NamedTuple):
     """One row: both sides, and where it stands in its files."""
 
@@ -37,15 +41,23 @@ class Pair(NamedTuple):
 
 
 def lines(path: Path) -> list[str]:
-    """The lines of a file, empty ones too; a line feed at the end of the file opens no further line."""
-    return read_text(path).replace("\r\n", "\n").removesuffix("\n").split("\n")
+    """The lines of a file, empty ones too; a line feed at the end of the file opens no further line.
+
+    Raises:
+        UserError: the file cannot be read, or its lines end with CR alone, which would make one line of them all.
+    """
+    text = read_text(path).replace("\r\n", "\n")
+    if "\r" in text.rstrip() and "\n" not in text:
+        raise UserError(f"{path}: one line, with {text.count(chr(13))} carriage returns in it: end its lines with line "
+                        "feeds")
+    return text.removesuffix("\n").split("\n")
 
 
 def aligned(source: Path, target: Path) -> list[Pair]:
     """Line i of one file with line i of the other.
 
     Raises:
-        UserError: a file is empty, or they have not equally many lines.
+        UserError: a file is empty, they have not equally many lines, or they are one and the same text.
     """
     sides = [lines(path) for path in (source, target)]
     for path, side in zip((source, target), sides, strict=True):
@@ -54,6 +66,8 @@ def aligned(source: Path, target: Path) -> list[Pair]:
     if len(sides[0]) != len(sides[1]):
         raise UserError(f"{source} has {len(sides[0])} lines and {target} has {len(sides[1])}: they cannot be "
                         f"translations line by line; by their lengths they part at line {parting(*sides)}")
+    if sides[0] == sides[1]:
+        raise UserError(f"{source} and {target} hold the same text: give each language its own file")
     return [Pair(*pair, row) for row, pair in enumerate(zip(*sides, strict=True), start=1)]
 
 
@@ -73,15 +87,30 @@ def parting(one: Sequence[str], other: Sequence[str]) -> int:
 
 
 def tabbed(path: Path, order: tuple[str, str], source: str) -> list[Pair]:
-    """Pairs of a tab-separated file whose first two columns are the languages in this order; others are left out."""
-    pairs = []
-    for row, line in enumerate(lines(path), start=1):
-        fields = line.split("\t")
+    """Pairs of a tab-separated file whose first two columns are the languages in this order; others are left out.
+
+    Quotes are text. Where the first column holds nothing but numbers, as in Tatoeba's own sentence pairs, the file has
+    a number before each text.
+
+    Raises:
+        UserError: a row has one column, or another number of columns than the first row: a tab within a text would cut
+            it there, and put its rest in the other language's place.
+    """
+    rows = [line.split("\t") for line in lines(path)]
+    for row, fields in enumerate(rows, start=1):
         if len(fields) < 2:
             raise UserError(f"{path}, row {row}: one column, two are needed ({' and '.join(order)}, tab-separated)")
-        first, second = fields[:2] if order[0] == source else (fields[1], fields[0])
-        pairs.append(Pair(first, second, row))
-    return pairs
+        if len(fields) != len(rows[0]):
+            raise UserError(f"{path}, row {row}: {len(fields)} columns, row 1 has {len(rows[0])}: "
+                            "mend or remove the row")
+    places = (0, 1)
+    if all(fields[0].isdigit() for fields in rows):
+        if len(rows[0]) < 4 or not all(fields[2].isdigit() for fields in rows):
+            raise UserError(f"{path}: the first column holds numbers alone: give {' and '.join(order)}, or number, "
+                            f"{order[0]}, number, {order[1]}")
+        places = (1, 3)
+    first, second = places if order[0] == source else places[::-1]
+    return [Pair(fields[first], fields[second], row) for row, fields in enumerate(rows, start=1)]
 
 
 def load_folder(root: Path, source: str, target: str, data: DataConfig) -> TaskData:
@@ -111,33 +140,47 @@ def load_folder(root: Path, source: str, target: str, data: DataConfig) -> TaskD
             gone += len(pairs) - len(whole)
             splits[split] += whole
         notes[split] = ", ".join(names) + (f", {gone} pairs with an empty side left out" if gone else "")
-    _hold_out(splits, notes, data)
-    if not splits["train"]:
-        raise UserError(f"data folder '{root}': no training pair of {source} and {target} is left")
+    if len(splits["train"]) > 1:
+        _hold_out(splits, notes, data)
+    if not splits["train"] or "validation" not in splits:
+        raise UserError(f"data folder '{root}': {len(splits['train'])} training pairs of {source} and {target} are "
+                        "left, which is too few: give more")
     rows = {name: Rows(texts=[(pair.source, pair.target) for pair in pairs], labels=[])
             for name, pairs in splits.items()}
     scored = tuple(name for name in rows if name not in ("train", "validation")) or ("validation",)
     return TaskData(splits=capped(rows, notes, data), scored=scored, notes=notes)
 
 
-def _found(root: Path, source: str, target: str) -> dict:
+def _found(root: Path, source: str, target: str) -> dict[str, Callable[[str], list[Pair]]]:
     """By name without language, what reads a set's pairs."""
-    files = sorted(path for path in root.iterdir() if path.is_file())
-    plain = {path.name.removesuffix(".gz"): path for path in files}
-    found = {}
+    plain: dict[str, Path] = {}
+    for path in sorted(path for path in root.iterdir() if path.is_file()):
+        name = path.name.removesuffix(".gz")
+        if name in plain and read_text(plain[name]) != read_text(path):
+            raise UserError(f"{plain[name]} and {path.name} beside it hold other texts: leave one of them")
+        plain.setdefault(name, path)
+    found: dict[str, Callable[[str], list[Pair]]] = {}
     languages: set[str] = set()
+
+    def add(name: str, path: Path, read: Callable[[str], list[Pair]]) -> None:
+        if name in found:
+            raise UserError(f"{path}: there is another set '{name}' of {source} and {target} beside it: leave one of "
+                            "them, or give it another name")
+        found[name] = read
+
     for name, path in plain.items():
-        if match := re.fullmatch(r"(.+)\.([a-z]{2,3})", name):
+        if (match := re.fullmatch(r"(.+)\.([a-z]{2,3})", name)) and match[2] not in OTHER_ENDINGS:
             stem, language = match.groups()
             languages.add(language)
             other = plain.get(f"{stem}.{target}")
             if language == source and other is not None:
-                found[stem] = lambda _, path=path, other=other: aligned(path, other)
+                add(stem, path, lambda _, path=path, other=other: aligned(path, other))
         if match := re.fullmatch(r"(?:(.+)\.)?([a-z]{2,3})-([a-z]{2,3})\.(?:tsv|txt)", name):
             stem, *order = match.groups()
             languages |= set(order)
             if set(order) == {source, target}:
-                found[stem or "pairs"] = lambda language, path=path, order=tuple(order): tabbed(path, order, language)
+                add(stem or "pairs", path,
+                    lambda language, path=path, order=tuple(order): tabbed(path, order, language))
     if not found:
         missing = [language for language in (source, target) if language not in languages]
         told = f"has no file of language {' or '.join(repr(one) for one in missing)}" if missing else \

@@ -12,6 +12,8 @@ from posbench.data import data_hash, find_file, held_out, hub_rows, read_json_ro
 from posbench.errors import UserError
 from posbench.suite import Rows, TaskData
 
+COMMIT = 40 * "0"
+
 COLUMNS = {"text": "sentence", "label": "label"}
 
 
@@ -201,7 +203,7 @@ def test_an_unreachable_hub_is_told_at_once_and_in_one_line(monkeypatch):
     monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", unreachable)
     started = time.monotonic()
     with pytest.raises(UserError) as error:
-        hub_rows("nobody/nothing", "cola", "train", None)
+        hub_rows("nobody/nothing", "cola", "train", COMMIT)
     assert str(error.value).startswith("hub data set nobody/nothing/cola, split train: ConnectionError: no network")
     assert time.monotonic() - started < 10 and "\n" not in str(error.value)
 
@@ -220,5 +222,12 @@ def test_hub_labels_are_names_and_a_hidden_one_stays_a_number(monkeypatch):
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(datasets, "load_dataset", load)
-    assert [row["label"] for row in hub_rows("some/set", "cola", "train", "abc")] == ["b", "a", -1]
-    assert asked == {"split": "train", "revision": "abc"}
+    assert [row["label"] for row in hub_rows("some/set", "cola", "train", COMMIT)] == ["b", "a", -1]
+    assert asked == {"split": "train", "revision": COMMIT}
+
+
+@pytest.mark.parametrize("revision", ["main", "v1.0", "b199e40", COMMIT + "0", COMMIT.upper().replace("0", "G")])
+def test_what_the_hub_may_change_is_no_revision(revision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(UserError, match=f"data.revision '{revision}' is no commit of some/set"):
+        hub_rows("some/set", "cola", "train", revision)
