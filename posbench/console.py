@@ -53,7 +53,10 @@ class Progress:
         self.bar.stop()
 
     def watch(self, done: int, planned: int, record: Record) -> None:
-        scores = ", ".join(f"{row['metric']} {row['value']:.3f}" for row in record.rows if row["primary"])
+        shown = [row for row in record.rows if row["primary"]]
+        several = len({row["length"] for row in shown}) > 1
+        scores = ", ".join(f"{row['metric']} {row['value']:.3f}" + (f" at {row['length']}" if several else "")
+                           for row in shown)
         last = f"{record.config['task']} {record.label} seed {record.config['seed']}: {scores or record.status}"
         if self.bar.disable:
             left = (planned - done) * (time.monotonic() - self.began) / max(done - self.stored, 1)
