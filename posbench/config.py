@@ -153,7 +153,9 @@ class EvaluationConfig:
     """At which lengths, and with what in the encoding's place, a trained language model is scored."""
 
     longest: int = setting(1, "score at 1, 2, 4, ... times data.max_length, up to this many times it", ge=1, le=1024)
-    threshold: float = setting(0.9, "primary score from which on a length counts as reached; declared beforehand")
+    threshold: float = setting(
+        0.9, "primary score from which on a length counts as reached; declared beforehand", gt=0, le=1
+    )
     variants: str = setting(
         "", "'rope -> rope_yarn:factor=4, ...': what takes a trained encoding's place at scoring, without training"
     )
@@ -164,14 +166,28 @@ class EvaluationConfig:
 
     def variants_of(self, label: str) -> tuple[EncodingChoice, ...]:
         """What takes the place of the encoding of this label."""
-        found = []
+        return self.pairs.get(label, ())
+
+    @property
+    def pairs(self) -> dict[str, tuple[EncodingChoice, ...]]:
+        """By label of a trained encoding, what takes its place.
+
+        Raises:
+            UserError: an entry that is no pair, that comes twice, or that asks for another model.
+        """
+        found: dict[str, tuple[EncodingChoice, ...]] = {}
         for entry in filter(None, (part.strip() for part in self.variants.split(","))):
             trained, arrow, variant = (part.strip() for part in entry.partition("->"))
             if not (trained and arrow and variant):
                 raise UserError(f"evaluation.variants: '{entry}' names no pair: write 'rope -> rope_yarn:factor=4'")
-            if EncodingChoice.parse(trained).label == label:
-                found.append(EncodingChoice.parse(variant))
-        return tuple(found)
+            label, choice = EncodingChoice.parse(trained).label, EncodingChoice.parse(variant)
+            if choice.model:
+                raise UserError(f"evaluation.variants: '{variant}' changes the model, whose weights are trained: leave "
+                                f"+{next(iter(choice.model))} out")
+            if choice.label in {other.label for other in found.get(label, ())}:
+                raise UserError(f"evaluation.variants: '{entry}' is named twice: name it once")
+            found[label] = (*found.get(label, ()), choice)
+        return found
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

@@ -59,7 +59,10 @@ class Progress:
         if phase != self.phase:
             self.phase, self.began, self.stored = phase, self.latest, done - 1
         self.latest = time.monotonic()
-        scores = ", ".join(f"{row['metric']} {row['value']:.3f}" for row in record.rows if row["primary"])
+        shown = [row for row in record.rows if row["primary"]]
+        several = len({row["length"] for row in shown}) > 1
+        scores = ", ".join(f"{row['metric']} {row['value']:.3f}" + (f" at {row['length']}" if several else "")
+                           for row in shown)
         last = f"{record.config['task']} {record.label} seed {record.config['seed']}: {scores or record.status}"
         if self.bar.disable:
             left = (planned - done) * (time.monotonic() - self.began) / max(done - self.stored, 1)

@@ -44,8 +44,10 @@ class Corpus(Language):
                       for name, rows in self.data.splits.items()}
         self.stride = trial.config.evaluation.stride or max(1, self.length // 2)
         if self.length % self.stride:
-            raise UserError(f"evaluation.stride = {self.stride} does not divide data.max_length = {self.length}, so "
-                            "that windows of different lengths would score different bytes: choose a divisor")
+            stated = "" if trial.config.evaluation.stride else ", half of the length by default,"
+            raise UserError(f"evaluation.stride = {self.stride}{stated} does not divide data.max_length = "
+                            f"{self.length}, so that windows of different lengths would score different bytes: choose "
+                            f"a divisor ({', '.join(str(n) for n in _divisors(self.length)[-4:])})")
         for name, text in self.bytes.items():
             needed = self.length + 1 if name == "train" else 2 * self.widest(name) + 1
             if len(text) < needed:
@@ -133,3 +135,7 @@ class Corpus(Language):
     def _refuses(model: nn.Module, length: int) -> bool:
         limit = cast(Transformer, model).encoding(0).max_length
         return limit is not None and limit < length
+
+
+def _divisors(number: int) -> list[int]:
+    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]

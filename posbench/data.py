@@ -44,6 +44,8 @@ def find_below(folder: Path, names: Sequence[str]) -> Path | None:
     Raises:
         UserError: there is no such folder.
     """
+    if folder.is_file():
+        raise UserError(f"data folder '{folder}' is a file: give the folder that holds it")
     if not folder.is_dir():
         raise UserError(f"data folder '{folder}' does not exist: give the folder that holds the files")
     for place in (folder, *(path for level in ("*", "*/*") for path in sorted(folder.glob(level)) if path.is_dir())):
@@ -136,7 +138,7 @@ def read_json_rows(path: Path, fields: Sequence[str]) -> Iterator[tuple[int, dic
     text = read_text(path)
     try:
         whole = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         whole = None
     # The only row of JSON lines is an object too, and differs in what it holds.
     if isinstance(whole, list) or (isinstance(whole, dict) and all(isinstance(row, dict) for row in whole.values())):
@@ -152,13 +154,17 @@ def read_json_rows(path: Path, fields: Sequence[str]) -> Iterator[tuple[int, dic
                             "is needed")
         if missing := [field for field in fields if field not in row]:
             raise UserError(f"{path}, row {number}: no field '{missing[0]}', only {', '.join(row)}")
+        for field, value in row.items():
+            if isinstance(value, str) and any("\ud800" <= symbol <= "\udfff" for symbol in value):
+                raise UserError(f"{path}, row {number}: field '{field}' holds half of a character (a lone surrogate): "
+                                "mend the row")
         yield number, row
 
 
 def _json_line(path: Path, number: int, line: str) -> Any:
     try:
         return json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path}, row {number}: neither is the file one JSON text nor this line ({error})") from None
 
 

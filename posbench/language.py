@@ -126,11 +126,22 @@ class Answers(Language):
         self.ids = {symbol: place for place, symbol in enumerate(symbols, start=2)}
         self.vocabulary = len(symbols) + 2
         self.encoded = {name: self._encoded(name, rows.texts) for name, rows in self.data.splits.items()}
+        for name in self.data.scored:
+            for length in self.lengths:
+                self._of_length(name, length)
         self.counts = {name: len(ids) for name, (ids, _, _) in self.encoded.items()}
         self.cut = dict.fromkeys(self.counts, 0)
 
     def _encoded(self, split: str, texts: Sequence[tuple[str, ...]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(N, L+1) ids padded on the right, (N,) real tokens that are read, (N,) tokens of the answer."""
+        """(N, L+1) ids padded on the right, (N,) real tokens that are read, (N,) tokens of the answer.
+
+        Rows of a scored split that are longer than all scored lengths are left out.
+        """
+        if split in self.data.scored and split != self.data.selection:
+            texts = [row for row in texts if sum(map(len, row)) <= self.lengths[-1]]
+            if not texts:
+                raise UserError(f"task {self.trial.task.name}, {split}: no row of {self.lengths[-1]} tokens or fewer: "
+                                "raise data.max_length or evaluation.longest")
         sizes = np.array([len(prompt) + len(answer) for prompt, answer in texts])
         answers = np.array([len(answer) for _, answer in texts])
         ids = np.full((len(texts), sizes.max() + 1), self.PAD, dtype=np.int32)
@@ -141,10 +152,9 @@ class Answers(Language):
             except KeyError as error:
                 raise UserError(f"task {self.trial.task.name}, {split}, row {row + 1}: the symbol {error} occurs in no "
                                 "training row: add it there, or remove the row") from None
-        longest = self.length if split in ("train", self.data.selection) else self.lengths[-1]
-        if sizes.max() > longest:
-            raise UserError(f"task {self.trial.task.name}, {split}: a row of {sizes.max()} tokens where {longest} are "
-                            "the most: shorten it, or raise data.max_length")
+        if split in ("train", self.data.selection) and sizes.max() > self.length:
+            raise UserError(f"task {self.trial.task.name}, {split}: a row of {sizes.max()} tokens where {self.length} "
+                            "are the most: shorten it, or raise data.max_length")
         return ids, sizes, answers
 
     def told(self) -> str:
@@ -167,12 +177,7 @@ class Answers(Language):
         return torch.from_numpy(ids[:1, : sizes[0]]).long()
 
     def measure(self, model: nn.Module, split: str, length: int) -> tuple[list[dict[str, Any]], dict[str, np.ndarray]]:
-        _, sizes, answers = self.encoded[split]
-        shorter = max((other for other in self.lengths if other < length), default=0)
-        chosen = np.flatnonzero((sizes > shorter) & (sizes <= length))
-        if not len(chosen):
-            raise UserError(f"task {self.trial.task.name}, {split}: no row of {shorter + 1} to {length} tokens: "
-                            "lower evaluation.longest, or give such rows")
+        chosen, answers = self._of_length(split, length), self.encoded[split][2]
         gold = np.full((len(chosen), answers[chosen].max()), -1, dtype=np.int32)
         predicted = gold.copy()
         rows = max(1, SCORING_TOKENS // length)
@@ -188,6 +193,16 @@ class Answers(Language):
         scored = [row_of(split, length, metric.name, float(metric.function(gold=gold, predicted=predicted)),
                          len(chosen), primary=metric.name == task.primary) for metric in task.metrics]
         return scored, {f"{split}/gold, {length}": gold, f"{split}/predicted, {length}": predicted}
+
+    def _of_length(self, split: str, length: int) -> np.ndarray:
+        """(N,) the rows of a split that are scored at one length: longer than the length before."""
+        sizes = self.encoded[split][1]
+        shorter = max((other for other in self.lengths if other < length), default=0)
+        chosen = np.flatnonzero((sizes > shorter) & (sizes <= length))
+        if not len(chosen):
+            raise UserError(f"task {self.trial.task.name}, {split}: no row of {shorter + 1} to {length} tokens: "
+                            "lower evaluation.longest, or give such rows")
+        return chosen
 
     def summaries(self, split: str, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         values = {row["length"]: row["value"] for row in rows if row["primary"]}

@@ -103,8 +103,10 @@ def header(plan: Plan, records: Mapping[str, Record], tasks: Mapping[str, TaskFa
         )
     if own := [choice.label for choice in study.encodings if choice.model]:
         header["other models"] = f"{', '.join(own)}: the model above with the settings named behind '+'"
-    if study.evaluation.variants:
-        header["variants"] = f"{study.evaluation.variants}: put in its place at scoring, on the same trained weights"
+    labels = {choice.label for choice in study.encodings}
+    if variants := [f"{label} -> {choice.label}" for label, choices in study.evaluation.pairs.items()
+                    for choice in choices if label in labels]:
+        header["variants"] = f"{', '.join(variants)}: put in its place at scoring, on the same trained weights"
     if plan.skipped:
         header["skipped"] = "; ".join(f"{task}: {why}" for task, why in plan.skipped.items())
     codes = Counter(record.facts["code"] for record in known)

@@ -84,6 +84,9 @@ def from_preset(suite_name: str, preset: str, changes: Mapping[str, Any]) -> Stu
     labels = [encoding.label for encoding in study.encodings]
     if "baseline" in changes and study.baseline not in labels:
         raise UserError(f"the baseline '{study.baseline}' is not in the study, {nearest(study.baseline, labels)}")
+    placed = study.evaluation.pairs if "evaluation.variants" in changes else {}
+    if unknown := [name for name in placed if name not in labels]:
+        raise UserError(f"evaluation.variants: '{unknown[0]}' is not in the study, {nearest(unknown[0], labels)}")
     for what, values in (
         ("task", study.tasks),
         ("seed", study.seeds),

@@ -103,7 +103,8 @@ def resolve(config: TrialConfig) -> Trial:
     del plain["searched"]
     if config.tuning is None:
         del plain["tuning"]
-    variants = [(choice.label, *_chosen(choice)) for choice in config.evaluation.variants_of(config.encoding.label)]
+    variants = [(choice.label, *_chosen(_inheriting(choice, config.encoding)))
+                for choice in config.evaluation.variants_of(config.encoding.label)]
     plain["evaluation"]["variants"] = [name for *_, name in variants]
     usual = TrainConfig(steps=1)
     for name in LATER:
@@ -123,6 +124,19 @@ def _with_primary(suite: Suite, config: TrialConfig) -> Task:
     if config.primary is not None and config.primary not in known:
         raise UserError(f"task {task.name} has no metric '{config.primary}', {nearest(config.primary, known)}")
     return dataclasses.replace(task, primary=config.primary or task.primary)
+
+
+def _inheriting(variant: EncodingChoice, trained: EncodingChoice) -> EncodingChoice:
+    """The variant with the options that were stated for the trained encoding, and that it has and does not state.
+
+    The weights were trained with them: another base or layout by default would be another encoding in silence.
+    """
+    if not trained.options:
+        return variant
+    plugin = ENCODINGS.load(variant.name)
+    known = {field.name for field in dataclasses.fields(encoding_class(plugin.name, plugin.value).Config)}
+    own = {name: value for name, value in trained.options.items() if name in known}
+    return dataclasses.replace(variant, options=own | variant.options)
 
 
 def _chosen(choice: EncodingChoice) -> tuple[Plugin, Any, dict[str, Any]]:
@@ -159,7 +173,7 @@ def load_rows(suite: str, task: str, data: DataConfig) -> tuple[TaskData, str]:
     for name, split in rows.splits.items():
         if not split.texts:
             raise UserError(f"task {task}: the split '{name}' is empty: give more rows")
-        if name in rows.scored and owner.tasks[task].labelled and len(set(split.labels)) < 2:
+        if name in ("train", *rows.scored) and owner.tasks[task].labelled and len(set(split.labels)) < 2:
             raise UserError(
                 f"task {task}: all {len(split.labels)} labels of the split '{name}' are equal, so that no answer can "
                 "be told from another: give rows of every class"

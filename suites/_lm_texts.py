@@ -18,6 +18,9 @@ from posbench.suite import Rows, TaskData
 
 # The usual split of these two, by bytes: 90, 5 and 5 million.
 WHOLE = 100_000_000
+# What files begin with whose bytes are no text before they are unpacked.
+PACKED = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"7z\xbc\xaf": "7z",
+          b"\x28\xb5\x2f\xfd": "zstd"}
 TEXT8 = frozenset(b"abcdefghijklmnopqrstuvwxyz ")
 
 
@@ -37,10 +40,15 @@ def load_text(task: str, data: DataConfig) -> TaskData:
         raise MissingTask(f"task {task}: its text is read from a file: give its folder with --data DIR")
     path = _file(task, Path(data.path))
     text = _bytes(path)
-    if task == "text8" and (strange := set(text.rstrip(b"\n")) - TEXT8):
+    if packed := next((kind for start, kind in PACKED.items() if text.startswith(start)), None):
+        raise UserError(f"{path}: a {packed} file, whose bytes are no text: unpack it"
+                        + (", or end its name with .gz" if packed == "gzip" else ""))
+    if task == "text8":
+        text = text.removesuffix(b"\n")  # some copies end with a line feed, which is none of the text
+    if task == "text8" and (strange := set(text) - TEXT8):
         raise UserError(f"{path}: byte {min(strange):#04x} at {text.index(min(strange))} is none of text8's 27 (a to z "
                         "and the space): give text8, or use --tasks text")
-    return _cut(text, f"of {path.name}", data.held_out)
+    return _cut(text, f"of {path.name}", data.held_out, published=task != "text")
 
 
 def _file(task: str, place: Path) -> Path:
@@ -73,12 +81,21 @@ def _bytes(path: Path) -> bytes:
     return content
 
 
-def _cut(text: bytes, source: str, share: float) -> TaskData:
-    """Training bytes first, then validation, then test, half of the share each; borders may lie inside a character."""
-    held = 5_000_000 if len(text) == WHOLE else int(len(text) * share / 2)
+def _cut(text: bytes, source: str, share: float, *, published: bool = False) -> TaskData:
+    """Training bytes first, then validation, then test, half of the share each; borders may lie inside a character.
+
+    Args:
+        published: a text with a usual split, which a piece of it has not.
+    """
+    held = 5_000_000 if published and len(text) == WHOLE else int(len(text) * share / 2)
+    if not 0 < 2 * held < len(text):
+        raise UserError(f"{source.removeprefix('of ')}: {len(text):,} bytes are too few to hold out {share:g} of them: "
+                        "give a longer text, or raise data.held_out")
+    if published and len(text) != WHOLE:
+        source += f" ({len(text):,} bytes, where the published text has {WHOLE:,}: comparable with no published number)"
     parts = {"train": text[: len(text) - 2 * held], "validation": text[len(text) - 2 * held : len(text) - held],
              "test": text[len(text) - held :]}
-    splits = {name: Rows(texts=[(part.decode("latin-1"),)] if part else [], labels=[]) for name, part in parts.items()}
+    splits = {name: Rows(texts=[(part.decode("latin-1"),)], labels=[]) for name, part in parts.items()}
     notes = {name: f"{len(part):,} bytes {source}, {len(set(part))} different ones" for name, part in parts.items()}
     return TaskData(splits=splits, scored=("test",), notes=notes)
 

@@ -1,10 +1,7 @@
-"""Documents as bytes: reviews in the layout of aclImdb, pairs of documents, and generated ones of both kinds."""
+"""Documents as bytes: pairs of them, and generated ones of both kinds."""
 
 from __future__ import annotations
 
-import re
-import tarfile
-from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
@@ -12,7 +9,7 @@ import numpy as np
 from torch import nn
 
 from posbench.config import DataConfig
-from posbench.data import MissingTask, capped, find_below, held_out, part, read_table, utf8
+from posbench.data import MissingTask, capped, find_below, read_table
 from posbench.errors import UserError
 from posbench.lengths import PARTS
 from posbench.objective import Scores, Sequences
@@ -23,7 +20,6 @@ from posbench.tokens import Encoded
 # Raise the suite's version when anything here changes: these numbers and words are the data.
 SEED = 2024
 SIZES = {"train": 4000, "validation": 400, "test": 800}
-MEMBER = re.compile(r"(?:^|/)(train|test)/(pos|neg)/[^/]+\.txt$")
 GOOD, BAD = ("superb", "moving", "bright", "clever"), ("dull", "clumsy", "empty", "flat")
 OTHERS = ("my friend", "the press", "my sister", "everyone else")
 NAMES = ("smith", "jones", "brown", "clark", "lewis", "young")
@@ -49,49 +45,6 @@ class Documents(Sequences):
     def whole(self, data: Encoded) -> np.ndarray:
         """(N,) bool: rows of which nothing is cut."""
         return data.full <= data.lengths
-
-
-def load_reviews(data: DataConfig) -> TaskData:
-    """aclImdb, as a folder or as a .tar.gz of it. Training rows are held out for validation, always the same ones."""
-    found: dict[str, list[tuple[str, str, float]]] = {"train": [], "test": []}
-    root = Path(data.path or ".")
-    for place, content in _members(root):
-        match = MEMBER.search(place)
-        if match is not None:
-            text = utf8(content, place)
-            if not text.strip():
-                raise UserError(f"{place}: the file is empty: remove it")
-            found[match[1]].append((place, text, float(match[2] == "pos")))
-    if not all(found.values()):
-        raise MissingTask(f"task text: no reviews in aclImdb/train/pos and its like in {root}")
-    # Sorted by name, so that neither the file system nor the archive decides which rows are held out.
-    rows = {name: Rows(texts=[(text,) for _, text, _ in sorted(entries)],
-                       labels=[label for *_, label in sorted(entries)]) for name, entries in found.items()}
-    stay, out = held_out(rows["train"].labels, data.held_out, 0)
-    notes = {"train": "aclImdb/train", "test": "aclImdb/test",
-             "validation": f"held out of train ({data.held_out:.0%}, stratified, seed 0), as there is no labelled one"}
-    splits = {"train": part(rows["train"], stay), "validation": part(rows["train"], out), "test": rows["test"]}
-    return TaskData(splits=capped(splits, notes, data), scored=("test",), notes=notes)
-
-
-def _members(root: Path) -> Iterator[tuple[str, bytes]]:
-    folder = root if root.name == "aclImdb" else next(
-        (path for path in (root / "aclImdb", *sorted(root.glob("*/aclImdb"))) if path.is_dir()), None)
-    if folder is not None and folder.is_dir():
-        for path in sorted(folder.glob("t*/*/*.txt")):
-            yield str(path), path.read_bytes()
-        return
-    archive = find_below(root, ("aclImdb_v1.tar", "aclImdb.tar", "aclImdb_sample.tar"))
-    if archive is None:
-        return
-    try:
-        with tarfile.open(archive) as members:
-            for member in members:
-                # Read one by one and never unpacked: a name in an archive is not to be trusted as a path.
-                if member.isfile() and (file := members.extractfile(member)) is not None:
-                    yield f"{archive}/{member.name}", file.read()
-    except (tarfile.TarError, OSError, EOFError) as error:
-        raise UserError(f"{archive}: cannot be read ({error}): give an intact archive") from None
 
 
 def load_pairs(data: DataConfig) -> TaskData:

@@ -21,6 +21,7 @@ MARK, END = "#", "="
 FIRST_KEY = 0x4E00
 # Draws of a row that another split holds already, before it is taken all the same: short rows are few.
 TRIES = 20
+LONGEST = 4096  # tokens of a training row at most: thousands of longer ones would fill the memory
 SENTENCES = ("the grass is green. ", "the sky is blue. ", "the sun is yellow. ", "here we go. ",
              "there and back again. ")
 
@@ -31,13 +32,20 @@ class Kind:
 
     Attributes:
         make: from a random stream, the number of items and the largest number that any row has, to prompt and answer.
-        tokens: tokens of prompt and answer together: `fixed` and `each` item. least: items of the shortest row.
+        fixed, each: tokens of prompt and answer together without items, and those of an item.
+        least: items of the shortest row. varied: items of the longest training row from which on every symbol occurs.
     """
 
     make: Callable[[Random, int, int], tuple[str, str]]
     fixed: int
     each: int
     least: int = 1
+    varied: int = 1
+
+    @property
+    def shortest(self) -> int:
+        """The smallest trained length."""
+        return self.fixed + self.each * self.varied
 
     def items(self, tokens: int) -> int:
         """The most items that fit."""
@@ -109,7 +117,7 @@ KINDS = {
     "parity": Kind(make=_parity, fixed=2, each=1),
     "recall": Kind(make=_recall, fixed=3, each=2),
     "induction": Kind(make=_induction, fixed=3, each=1),
-    "passkey": Kind(make=_passkey, fixed=12, each=1),
+    "passkey": Kind(make=_passkey, fixed=12, each=1, varied=13),
 }
 
 

@@ -60,7 +60,7 @@ def value_of(tokens: Sequence[str]) -> int:
         else:
             done = value
     if done is None:
-        raise ValueError("a bracket is not closed")
+        raise ValueError("a bracket is not closed" if stack else "it is empty")
     return done
 
 
@@ -154,6 +154,8 @@ def _rows(path: Path, table: Iterator[tuple[int, dict[str, str]]], data: DataCon
         else:
             texts.append((" ".join(tokens),))
             labels.append(float(value))
+    if not texts and not longer:
+        raise UserError(f"{path}: holds no rows, only a header: give an intact file")
     if not texts:
         raise UserError(f"{path}: every row is longer than data.max_length = {data.max_length} tokens: raise it")
     note = f"{path.name}, every value checked"

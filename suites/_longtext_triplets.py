@@ -86,14 +86,20 @@ def load_cases(data: DataConfig) -> TaskData:
     folder = Path(data.path or ".")
     splits, notes = {}, {}
     paths = {split: find_below(folder, names) for split, names in FILES}
+    labelled: dict[bool, Path] = {}
     for split, path in paths.items():
         if path is not None and all(paths.values()):
-            splits[split], notes[split] = _read(path), path.name
+            splits[split], told = _read(path)
+            notes[split] = path.name
+            labelled.setdefault(told, path)
+    if len(labelled) > 1:
+        raise UserError(f"{labelled[False]}: no row has a 'label', and those of {labelled[True].name} have one, so "
+                        "that which case is the similar one is not known: add the labels")
     if not splits:
         path = find_below(folder, ("input.txt", "SCM_5k.json"))
         if path is None:
             raise MissingTask(f"task cail: neither train.json, valid.json and test.json nor input.txt in {folder}")
-        rows = _read(path)
+        rows, _ = _read(path)
         order = np.random.default_rng(number(SEED, "parts")).permutation(len(rows.labels)).tolist()
         ends = [round(len(order) * SHARES[0]), round(len(order) * sum(SHARES))]
         for split, indices in (("train", order[: ends[0]]), ("validation", order[ends[0] : ends[1]]),
@@ -108,17 +114,23 @@ def load_cases(data: DataConfig) -> TaskData:
     return TaskData(splits=capped(splits, notes, data), scored=("test",), notes=notes)
 
 
-def _read(path: Path) -> Rows:
+def _read(path: Path) -> tuple[Rows, bool]:
+    """The triplets of a file, and whether they are labelled."""
     texts, similar = [], []
+    labelled: bool | None = None
     for row, fields in read_json_rows(path, ("A", "B", "C")):
         for name in ("A", "B", "C"):
             if not isinstance(fields[name], str) or not fields[name].strip():
                 raise UserError(f"{path}, row {row}: field '{name}' is no text, or an empty one: mend the row")
+        labelled = "label" in fields if labelled is None else labelled
+        if ("label" in fields) != labelled:
+            raise UserError(f"{path}, row {row}: {'no' if labelled else 'a'} 'label', unlike row 1: label every row, "
+                            "or none where B is the similar case throughout")
         if fields.get("label", "B") not in ("B", "C"):
             raise UserError(f"{path}, row {row}: label '{fields['label']}' is neither B nor C")
         texts.append((fields["A"], fields["B"], fields["C"]))
         similar.append(fields.get("label", "B"))
-    return exchanged(texts, similar)
+    return exchanged(texts, similar), bool(labelled)
 
 
 def exchanged(texts: Sequence[tuple[str, str, str]], similar: Sequence[str]) -> Rows:

@@ -292,8 +292,10 @@ def test_trained_on_text_the_order_of_batches_depends_on_the_seed_alone(monkeypa
 def test_a_text_that_is_too_short_and_a_stride_that_does_not_fit_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match="the split 'test' has 40 bytes and needs 65"):
         text(monkeypatch, bytes(40))
-    with pytest.raises(UserError, match="stride = 3 does not divide"):
+    with pytest.raises(UserError, match=r"stride = 3 does not divide .* = 8, .*choose a divisor \(1, 2, 4, 8\)"):
         text(monkeypatch, bytes(100), evaluation__stride="3")
+    with pytest.raises(UserError, match=r"stride = 4, half of the length by default, does not divide .*\(1, 3, 9\)"):
+        text(monkeypatch, bytes(100), data__max_length="9")
 
 
 def test_an_encoder_is_refused() -> None:

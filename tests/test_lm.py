@@ -42,7 +42,7 @@ def test_every_byte_is_in_one_split_also_where_a_border_parts_a_character(tmp_pa
 
 def test_enwik8_is_split_by_ninety_five_and_five_million_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_lm_texts, "WHOLE", 30_000_000)
-    data = _lm_texts._cut(bytes(30_000_000), "of it", 0.1)
+    data = _lm_texts._cut(bytes(30_000_000), "of it", 0.1, published=True)
     assert {name: len(rows.texts[0][0]) for name, rows in data.splits.items()} == {
         "train": 20_000_000, "validation": 5_000_000, "test": 5_000_000}
     assert (0.9 * 100, _lm_texts._cut.__module__) == (90, _lm_texts.__name__)
