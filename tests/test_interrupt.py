@@ -1,0 +1,146 @@
+"""Signals: one waits for a checkpoint while a trial trains, and none waits anywhere else."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from posbench.errors import Terminated
+from posbench.interrupt import Deferred
+from posbench.runner import checkpoints_of, run
+from tests.test_checkpoint import Stopped, trial
+from tests.test_study import TINY, all_gone, posbench
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def handlers() -> list[Any]:
+    return [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+
+
+@pytest.mark.parametrize(("number", "error"), [(signal.SIGTERM, Terminated), (signal.SIGINT, KeyboardInterrupt)])
+def test_a_signal_waits_and_handlers_are_as_before(number: int, error: type[BaseException]) -> None:
+    before = handlers()
+    with pytest.raises(error) as ended, Deferred() as signals:
+        assert handlers() != before and not signals.asked
+        signals.obey()
+        signal.raise_signal(number)
+        assert signals.asked
+        signals.obey()
+    assert handlers() == before
+    if error is Terminated:
+        assert ended.value.code == 143  # type: ignore[attr-defined]
+
+
+def test_a_second_one_acts_at_once_and_one_that_nobody_obeyed_at_the_end() -> None:
+    before, reached = handlers(), False
+    with pytest.raises(KeyboardInterrupt), Deferred() as signals:
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGINT)
+        reached = True
+    assert not reached and not signals.asked and handlers() == before
+    with pytest.raises(KeyboardInterrupt), Deferred():
+        signal.raise_signal(signal.SIGINT)
+        reached = True
+    assert reached and handlers() == before
+    with pytest.raises(KeyboardInterrupt), Deferred():
+        signal.raise_signal(signal.SIGINT)
+        raise ValueError("the loop failed by itself")
+    assert handlers() == before
+
+
+def test_what_is_ignored_stays_ignored() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with Deferred() as signals:
+            signal.raise_signal(signal.SIGINT)
+            assert not signals.asked
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_a_trial_leaves_no_handlers_and_works_in_any_thread(tmp_path: Path) -> None:
+    before, one = handlers(), trial()
+    records = [run(one)[0], run(one, checkpoints=checkpoints_of(one, tmp_path / "main"))[0]]
+    assert handlers() == before
+    thread = threading.Thread(
+        target=lambda: records.append(run(one, checkpoints=checkpoints_of(one, tmp_path / "thread"))[0]))
+    thread.start()
+    thread.join()
+    assert len(records) == 3 and records[0].curves == records[1].curves == records[2].curves
+    assert not list(tmp_path.iterdir()), "a short trial writes none"
+
+
+def test_ctrl_c_leaves_a_checkpoint_in_a_library_too(tmp_path: Path) -> None:
+    before = handlers()
+    with pytest.raises(KeyboardInterrupt):
+        Stopped(trial(), tmp_path, 4, signal.SIGINT).result()
+    assert handlers() == before
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["checkpoint-4.json", "checkpoint-4.safetensors"]
+    with pytest.raises(KeyboardInterrupt):
+        Stopped(trial(), None, 4, signal.SIGINT).result()
+
+
+def study(home: Path, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "posbench", "study", "glue", *arguments], cwd=ROOT, text=True, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, start_new_session=True,
+        env={**os.environ, "POSBENCH_HOME": str(home), "COLUMNS": "160"},
+    )
+
+
+@pytest.mark.parametrize(("number", "code", "jobs", "group"), [
+    (signal.SIGTERM, 143, "1", False), (signal.SIGINT, 130, "1", True),
+    (signal.SIGTERM, 143, "2", True), (signal.SIGTERM, 143, "2", False), (signal.SIGINT, 130, "2", True),
+])
+def test_a_study_that_is_stopped_leaves_checkpoints_and_goes_on_from_them(
+    tmp_path: Path, number: int, code: int, jobs: str, group: bool
+) -> None:
+    marker = tmp_path / "marker"
+    slow = tmp_path / "slow.py"
+    # Proven before, in processes of their own, in fewer passes; a scheduler would signal the group, a user the process.
+    slow.write_text(
+        "import time\nfrom pathlib import Path\nfrom posbench.encoding import Encoding, Paper, Properties\n"
+        "passes = 0\nclass Slow(Encoding):\n    paper = Paper(title='t', equations='1')\n"
+        "    properties = Properties(permutation=True, reversal=True, shift=True)\n"
+        "    def rotate(self, x, at, side):\n"
+        "        global passes\n        passes += self.training\n"
+        f"        if passes > 60:\n            Path({str(marker)!r}).touch(); time.sleep(0.005)\n        return x\n"
+        "ENCODING = Slow\n")
+    home = tmp_path / "home"
+    arguments = [*TINY, "--encodings", f"{slow},nope", "--baseline", "nope", "--tasks", "cola", "--seeds", "2",
+                 "--tracker", "none", "--set", "train.steps=150", "--jobs", jobs]
+    process = study(home, *arguments)
+    latest = time.monotonic() + 120
+    while not marker.exists():
+        assert process.poll() is None and time.monotonic() < latest, process.communicate()
+        time.sleep(0.02)
+    (os.killpg if group else os.kill)(process.pid, number)
+    told = process.communicate(timeout=60)[1]
+    assert process.returncode == code, told
+    assert all_gone(process.pid)
+    found = {file.parent for file in (home / "trials").rglob("checkpoint-*.json")}
+    assert found
+    line = [line for line in told.splitlines() if line.startswith("posbench: ")]
+    assert len(line) == 1 and "Traceback" not in told, told
+    assert re.fullmatch(rf"posbench: (interrupted|terminated); {len(found)} trials? under way (was|were) checkpointed, "
+                        "finished trials are kept, the same command goes on", line[0])
+    assert not list(home.rglob("*.tmp"))
+    again = posbench(home, "study", "glue", *arguments)
+    assert again.returncode == 0, again.stderr
+    from posbench.store import Store
+
+    store = Store(home / "trials")
+    records = [store.load(file.parent.name) for file in (home / "trials").rglob("manifest.json")]
+    assert len(records) == 4 and sum(record.facts["resumed"] for record in records) == len(found)
+    assert not list(home.rglob("checkpoint-*"))
