@@ -109,6 +109,9 @@ def header(plan: Plan, records: Mapping[str, Record], tasks: Mapping[str, TaskFa
         header["variants"] = f"{', '.join(variants)}: put in its place at scoring, on the same trained weights"
     if plan.skipped:
         header["skipped"] = "; ".join(f"{task}: {why}" for task, why in plan.skipped.items())
+    if again := [f"{trial.config.encoding.label} {trial.config.task} seed {trial.config.seed}" for trial in plan.trials
+                 if trial.fingerprint in records and "lost" in records[trial.fingerprint].facts]:
+        header["run again"] = f"{len(again)} trials, whose worker was ended from outside: {', '.join(again)}"
     codes = Counter(record.facts["code"] for record in known)
     if len(codes) > 1:
         header["mixed code"] = (
