@@ -127,11 +127,13 @@ def study(
         f"tables and figures: {short(folder)}"
         + (f"   browse: posbench ui --home {short(home())}" if tracker == "mlflow" else "")
     )
-    broken = [record for record in records.values() if record.status in ("failed", "refused")]
+    tuning_records = plan.tuned.records if plan.tuned else {}
+    broken = [record for record in (*records.values(), *tuning_records.values())
+              if record.status in ("failed", "refused")]
     if broken:
         first = broken[0]
         cell = f"{first.label}, {first.config['task']}, seed {first.config['seed']}"
-        say(f"{len(broken)} of {len(plan.trials)} trials failed, the first: {cell}: {first.reason}", error=True)
+        say(f"{len(broken)} of {plan.planned} trials failed, the first: {cell}: {first.reason}", error=True)
         raise typer.Exit(1)
 
 

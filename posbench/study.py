@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from posbench.tuning import Tuned
 
 IDENTITY = "study.json"
+OPEN = "open "
+"""What the name of a trial begins with that stands for settings yet to be chosen; no fingerprint does."""
 # What may grow from one call to the next in the same folder; all else makes another study.
 GRID = ("encodings", "tasks", "seeds", "baseline", "alpha")
 Watch = Callable[[int, int, Record], None]
@@ -109,6 +111,12 @@ class Plan:
     tuning: tuple[Trial, ...] = ()
     tuned: Tuned | None = None
     outcomes: dict[str, Record] = field(default_factory=dict)
+
+    @property
+    def open(self) -> tuple[Trial, ...]:
+        """Trials that report whose settings a search has still to choose."""
+        return tuple(trial for trial in self.trials
+                     if trial.fingerprint.startswith(OPEN) and trial.fingerprint not in self.outcomes)
 
     @property
     def planned(self) -> int:
@@ -255,6 +263,8 @@ def run(plan: Plan, store: Store, *, jobs: int, tracker: Tracker, watch: Watch) 
     """Runs the trials that the store lacks and those that failed before; returns all records by fingerprint."""
     from posbench.execute import execute
 
+    if plan.open:
+        raise ValueError("a search has not chosen yet: tune the plan before it is run")
     records = known(plan, store)
     missing = [
         trial
