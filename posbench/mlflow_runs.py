@@ -48,7 +48,8 @@ class Run:
 
     Attributes:
         name: as the table shows it. key: what the run is a copy of; equal keys are one run.
-        kind: 'trial', 'encoding' (means over seeds) or 'summary'. finished: FINISHED or FAILED.
+        kind: 'trial', 'tuning' (one of a search), 'encoding' (means over seeds) or 'summary'.
+        finished: FINISHED or FAILED.
         params, tags: texts within MLflow's limits. points: finite numbers.
         texts: artifacts by path, from memory. files: artifacts by path, from disk.
         began, ended: seconds since 1970.
@@ -85,7 +86,9 @@ def of_trial(record: Record, files: Mapping[str, Path]) -> Run:
         "suite": config.get("suite", ""),
         "options": json.dumps(options, sort_keys=True),
     }
-    params, texts = _params(plain | {name: value for name, value in _flat(config) if name not in plain})
+    tunes = config.get("tuning") is not None
+    params, texts = _params(plain | {name: value for name, value in _flat(config)
+                                     if name not in plain and (name != "tuning" or tunes)})
     points = _trial_points(record)
     finite = [point for point in points if math.isfinite(point.value)]
     broken = any(point.name.startswith("train/") and not math.isfinite(point.value) for point in points)
@@ -107,10 +110,10 @@ def of_trial(record: Record, files: Mapping[str, Path]) -> Run:
     content = digest([status, record.reason, params, sorted((p.name, p.step, p.value) for p in finite)])
     ended = float(facts.get("ended") or time.time())
     return Run(
-        name=f"{record.label}-{plain['task']}-s{plain['seed']}",
+        name=f"{'tuning-' if tunes else ''}{record.label}-{plain['task']}-s{plain['seed']}",
         key=record.fingerprint,
-        kind="trial",
-        finished=status in SCORED,
+        kind="tuning" if tunes else "trial",
+        finished=status in SCORED or status == "pruned",
         params=params,
         tags=_tags(tags | {"posbench.content": content}),
         points=finite,

@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from posbench import cost, declaration, environment, provenance, results
+from posbench import cost, declaration, environment, provenance, results, search_report
 from posbench.config import EncodingChoice, digest, to_plain
 from posbench.objective import Kept, kind_of, objective_of
 from posbench.plots import CURVE_COLUMNS
@@ -31,8 +31,10 @@ def study_results(plan: Plan, records: Mapping[str, Record], folder: Path, store
         plan: the grid. records: what is known of it, by fingerprint. folder: the study's own.
         store: where per-example arrays are; without one, tables that need them are left out.
     """
-    study = plan.study
+    study, tuned = plan.study, plan.tuned
     costs = _costs(plan, folder)
+    best = search_report.expected(tuned) if tuned else pd.DataFrame()
+    generated = "Generated data." if study.data.source == "generated" else ""
     tasks = provenance.of_tasks(plan)
     primary = {trial.config.task: trial for trial in plan.trials}
     curves = [
@@ -42,8 +44,9 @@ def study_results(plan: Plan, records: Mapping[str, Record], folder: Path, store
     ]
     return StudyResults(
         title=f"posbench: {plan.trials[0].suite.title}, preset {study.preset}",
-        header=provenance.header(plan, records, tasks) | declaration.told(declarations(folder)),
-        warnings=provenance.warnings(plan, tasks),
+        header=provenance.header(plan, records, tasks) | declaration.told(declarations(folder))
+        | (search_report.header(study, tuned) if tuned else {}),
+        warnings=provenance.warnings(plan, tasks) + (search_report.warnings(tuned) if tuned else ()),
         frame=_frame(plan, records, costs),
         curves=pd.DataFrame(curves, columns=list(CURVE_COLUMNS)),
         costs=pd.DataFrame(costs, columns=list(cost.COLUMNS)),
@@ -51,6 +54,9 @@ def study_results(plan: Plan, records: Mapping[str, Record], folder: Path, store
         alpha=study.alpha,
         folder=folder,
         extras=() if store is None else _extras(plan, records, store),
+        search=search_report.parts(tuned, best, note=generated) if tuned else (),
+        sheets={"search": search_report.points(tuned), "expected_best": best} if tuned else {},
+        notes=(search_report.budget(tuned.search),) if tuned else (),
     )
 
 
@@ -149,7 +155,8 @@ def _costs(plan: Plan, folder: Path) -> list[dict[str, Any]]:
     key = digest(
         {
             "encodings": {
-                label: [trial.sources, to_plain(trial.config.encoding)] for label, trial in encodings.items()
+                label: [trial.sources, to_plain(trial.config.encoding), *sorted(trial.config.searched.items())]
+                for label, trial in encodings.items()
             },
             "model": to_plain(study.model),
             "train": to_plain(study.train),

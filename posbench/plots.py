@@ -52,7 +52,7 @@ def learning_curves(frame: pd.DataFrame, path: Path, *, note: str = "") -> list[
     chosen = looks(encodings)
     panels = list(frame.groupby(["task", "metric"], sort=False, dropna=False))
     caption = f"Mean over seeds, band: 95 % t interval, large cross: a seed has no finite value beyond. {note}"
-    return _panelled(panels, encodings, lambda axis, task, points: _curves(axis, points, chosen), path,
+    return panelled(panels, encodings, lambda axis, task, points: _curves(axis, points, chosen), path,
                      across="optimizer step", caption=caption, above=0.7)
 
 
@@ -86,11 +86,11 @@ def by_length(frame: pd.DataFrame, path: Path, *, trained: Mapping[str, int], no
 
     caption = ("Mean over seeds, band: 95 % t interval; dotted line: trained length. Where a line ends early the "
                f"encoding is refused beyond. {note}")
-    return _panelled(panels, encodings, draw, path, across="tokens", caption=caption, above=0.9)
+    return panelled(panels, encodings, draw, path, across="tokens", caption=caption, above=0.9)
 
 
-def _panelled(panels: list, encodings: list[str], draw: Callable[[Axes, str, pd.DataFrame], None], path: Path, *,
-              across: str, caption: str, above: float) -> list[Path]:
+def panelled(panels: list, encodings: list[str], draw: Callable[[Axes, str, pd.DataFrame], None], path: Path, *,
+             across: str, caption: str, above: float) -> list[Path]:
     """A panel for each ((task, metric), points), up to three in a row, with one legend beside and a caption over them.
 
     Args:
@@ -111,7 +111,7 @@ def _panelled(panels: list, encodings: list[str], draw: Callable[[Axes, str, pd.
             axis.set_axis_off()
         for axis, ((task, metric), points) in zip(axes, panels, strict=False):
             draw(axis, str(task), points)
-            axis.set_title(f"{task} (n = {_seeds(points)})")
+            axis.set_title(f"{task} (n = {_seeds(points)})" if "seed" in points else str(task))
             axis.set_xlabel(across)
             axis.set_ylabel(str(metric))
         lines = {line.get_label(): line for axis in axes for line in axis.get_lines()}

@@ -137,7 +137,11 @@ def _training(plan: Plan) -> str:
         batch = f"{train.batch_size} rows" if train.batch_tokens is None else f"{train.batch_tokens} tokens"
         schedule = "" if train.schedule == "linear" else f", {train.schedule} schedule"
         smoothing = f", label smoothing {train.label_smoothing:g}" if train.label_smoothing else ""
-        told = f"{length} of {batch}, AdamW, peak rate {train.learning_rate:g}{schedule}{smoothing}"
+        searched = plan.tuned.search.space or {} if plan.tuned else {}
+        rate = "peak rate searched" if "train.learning_rate" in searched else f"peak rate {train.learning_rate:g}"
+        told = f"{length} of {batch}, AdamW, {rate}"
+        told += "" if "train.schedule" in searched else schedule
+        told += "" if "train.label_smoothing" in searched else smoothing
         kinds.setdefault(told, []).append(task)
     return "; ".join(text if len(kinds) == 1 else f"{', '.join(tasks)}: {text}" for text, tasks in kinds.items())
 
@@ -187,17 +191,19 @@ def _models(plan: Plan) -> str:
     """The template without what single choices change; tasks that differ are named."""
     kinds: dict[str, list[str]] = {}
     plain = replace(plan.study.encodings[0], model={})
+    searched = plan.tuned is not None and "model.dropout" in (plan.tuned.search.space or {})
     for task in plan.study.tasks:
-        kinds.setdefault(_model(plan.study.trial(plain, task, 0).model), []).append(task)
+        kinds.setdefault(_model(plan.study.trial(plain, task, 0).model, searched), []).append(task)
     return "; ".join(text if len(kinds) == 1 else f"{', '.join(tasks)}: {text}" for text, tasks in kinds.items())
 
 
-def _model(model: ModelConfig) -> str:
+def _model(model: ModelConfig, searched: bool) -> str:
     linear = f"linear attention ({model.feature_map}, turned {model.rotation}), " if model.attention == "linear" else ""
     cross = ""
     if model.shape == "encoder-decoder":
         cross = "encoding in cross attention too, " if model.cross_encoding else "encoding in self-attention alone, "
+    dropout = "dropout searched" if searched else f"dropout {model.dropout:g}"
     return (
         f"{model.shape}, {cross}{model.layers} layers, {model.width} wide, {model.heads} heads, {model.norm}-norm, "
-        f"{linear}dropout {model.dropout:g}, from scratch"
+        f"{linear}{dropout}, from scratch"
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
@@ -20,6 +20,21 @@ from posbench.tables import Table, csv_text, latex, latex_text, markdown, markdo
 
 TERMINAL_WIDTH = 160
 """Character cells of the plain-text file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """A figure that is drawn when the document is written.
+
+    Attributes:
+        title: one line.
+        name: of its files, without a suffix.
+        draw: writes NAME.png and NAME.svg, given the path without a suffix, and returns them.
+    """
+
+    title: str
+    name: str
+    draw: Callable[[Path], list[Path]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +54,8 @@ class StudyResults:
         folder: where to write.
         warnings: what must be read before the numbers, beside what the report itself sees.
         extras: tables of single tasks beside those that every task has.
+        search: what there is to show of a search. sheets: its tables to be written as CSV, by name.
+        notes: what stands below every table.
     """
 
     title: str
@@ -51,21 +68,9 @@ class StudyResults:
     folder: Path
     warnings: tuple[str, ...] = ()
     extras: tuple[Table, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Figure:
-    """A figure that is drawn when the document is written.
-
-    Attributes:
-        title: one line.
-        name: of its files, without a suffix.
-        draw: writes NAME.png and NAME.svg, given the path without a suffix, and returns them.
-    """
-
-    title: str
-    name: str
-    draw: Callable[[Path], list[Path]]
+    search: tuple[Table | Figure, ...] = ()
+    sheets: Mapping[str, pd.DataFrame] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,8 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from typing import Any, TypeVar, get_type_hints
+from types import UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -52,15 +53,24 @@ def build(cls: type[C], values: Mapping[str, Any], *, where: str) -> C:
 def _told(cls: type, entry: Any) -> str:
     path = [str(part) for part in entry["loc"]]
     if entry["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
-        owner = cls
+        owner: Any = cls
         for part in path[:-1]:
-            owner = get_type_hints(owner)[part]
+            owner = _within(owner, part)
         known = [field.name for field in dataclasses.fields(owner)]
         return f"unknown setting '{'.'.join(path)}', {nearest(path[-1], known)}"
     told = entry["msg"].removeprefix("Value error, ")
     # Settings that do not fit each other are told without all the others beside them.
     shown = "" if isinstance(entry["input"], Mapping) else f" = {entry['input']!r}"
     return f"{'.'.join(path)}{shown}: {told}" if path else told
+
+
+def _within(owner: Any, part: str) -> Any:
+    """The class of what a settings class, or a mapping or tuple of them, holds under a name or number."""
+    held = get_type_hints(owner)[part] if dataclasses.is_dataclass(owner) else get_args(owner)[-1 if get_origin(owner)
+                                                                                               is dict else 0]
+    # A setting that may be absent holds one class beside None.
+    kinds = [kind for kind in get_args(held) if kind is not type(None)]
+    return kinds[0] if get_origin(held) in (Union, UnionType) else held
 
 
 def override(settings: C, changes: Mapping[str, Any], *, where: str = "setting") -> C:

@@ -66,13 +66,13 @@ class RangeConfig:
         return (self.low, self.high) if self.choices is None else self.choices
 
     def edge(self, value: Scalar) -> str:
-        """'low' or 'high' where the value lies within EDGE of that end, on a logarithmic scale if it is one."""
+        """'lower' or 'upper' where the value lies within EDGE of that end, on a logarithmic scale if it is one."""
         if self.choices is not None or isinstance(value, str) or value is None:
             return ""
         assert self.low is not None and self.high is not None
         scale = math.log if self.log else float
         place = (scale(value) - scale(self.low)) / (scale(self.high) - scale(self.low))
-        return "low" if place <= EDGE else "high" if place >= 1 - EDGE else ""
+        return "lower" if place <= EDGE else "upper" if place >= 1 - EDGE else ""
 
     def told(self) -> str:
         """As a header prints it."""

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 IDENTITY = "study.json"
 DECLARED = "declarations"
+OPEN = "open "
+"""What the name of a trial begins with that stands for settings yet to be chosen; no fingerprint does."""
 # What may grow from one call to the next in the same folder; all else makes another study.
 GRID = ("encodings", "tasks", "seeds", "baseline", "alpha")
 Watch = Callable[[int, int, Record], None]
@@ -121,6 +123,12 @@ class Plan:
     tuning: tuple[Trial, ...] = ()
     tuned: Tuned | None = None
     outcomes: dict[str, Record] = field(default_factory=dict)
+
+    @property
+    def open(self) -> tuple[Trial, ...]:
+        """Trials that report whose settings a search has still to choose."""
+        return tuple(trial for trial in self.trials
+                     if trial.fingerprint.startswith(OPEN) and trial.fingerprint not in self.outcomes)
 
     @property
     def planned(self) -> int:
@@ -288,6 +296,8 @@ def _differences(theirs: Any, mine: Any, path: str = "") -> list[str]:
 
 def run(plan: Plan, store: Store, *, executor: Executor, tracker: Tracker, watch: Watch) -> dict[str, Record]:
     """Runs the trials that the store lacks and those that failed before; returns all records by fingerprint."""
+    if plan.open:
+        raise ValueError("a search has not chosen yet: tune the plan before it is run")
     labels = {trial.fingerprint: trial.config.encoding.label for trial in plan.trials}
     records = known(plan, store)
     missing = [

@@ -231,7 +231,7 @@ def _run(plan: Plan, folder: Path, where: Callable[..., Executor], tracker: str)
         f"{plan.trials[0].suite.title}, preset {plan.study.preset}",
     )
     with Progress(plan.planned, len(known), phases=plan.study.search is not None) as watch:
-        plan = tuning.tune(plan, store, executor=place, watch=watch)
+        plan = tuning.tune(plan, store, executor=place, tracker=copy, watch=watch)
         records = studies.run(plan, store, executor=place, tracker=copy, watch=watch)
     files = _report(plan, records, folder)
     from posbench.outcome import summary
@@ -243,11 +243,13 @@ def _run(plan: Plan, folder: Path, where: Callable[..., Executor], tracker: str)
         f"tables and figures: {short(folder)}"
         + (f"   browse: posbench ui --home {short(home())}" if tracker == "mlflow" else "")
     )
-    broken = [record for record in records.values() if record.status in ("failed", "refused")]
+    tuning_records = plan.tuned.records if plan.tuned else {}
+    broken = [record for record in (*records.values(), *tuning_records.values())
+              if record.status in ("failed", "refused")]
     if broken:
         first = broken[0]
         cell = f"{first.label}, {first.config['task']}, seed {first.config['seed']}"
-        say(f"{len(broken)} of {len(plan.trials)} trials failed, the first: {cell}: {first.reason}", error=True)
+        say(f"{len(broken)} of {plan.planned} trials failed, the first: {cell}: {first.reason}", error=True)
     return bool(broken)
 
 

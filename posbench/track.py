@@ -97,8 +97,10 @@ class MLflow(Tracker):
         self._try("the experiment", lambda: self._open(study, description))
 
     def trial(self, record: Record, files: Mapping[str, Path]) -> None:
-        self.records[record.fingerprint] = record
         self._put(record.fingerprint, lambda: mlflow_runs.of_trial(record, files))
+        if record.config.get("tuning"):
+            return  # a search's trial is in no mean and in no view of those that report
+        self.records[record.fingerprint] = record
         before = sum(map(len, self.columns))
         for known, names in zip(self.columns, ([record.label], *mlflow_runs.columns(record)), strict=True):
             known.update(dict.fromkeys(names))

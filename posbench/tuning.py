@@ -19,9 +19,10 @@ from posbench.chain import Chain, Tried, configured
 from posbench.config import EncodingChoice, StudyConfig, override, to_plain
 from posbench.errors import UserError, nearest
 from posbench.execute import Executor
-from posbench.space import Point, RangeConfig
+from posbench.space import Point, RangeConfig, SearchConfig
 from posbench.store import Record, Store
-from posbench.study import Plan, Watch, fits, stored
+from posbench.study import OPEN, Plan, Watch, fits, stored
+from posbench.track import Tracker
 from posbench.trial import Trial, resolve
 
 
@@ -49,6 +50,11 @@ class Tuned:
 
     chains: tuple[Chain, ...]
     records: Mapping[str, Record] = field(default_factory=dict)
+
+    @property
+    def search(self) -> SearchConfig:
+        """What was asked for."""
+        return self.chains[0].search
 
     @property
     def planned(self) -> int:
@@ -90,14 +96,17 @@ def settled(plan: Plan, store: Store) -> Plan:
     return _planned(plan, _walked(plan.tuned.anew(), store, lambda record: True))
 
 
-def tune(plan: Plan, store: Store, *, executor: Executor, watch: Watch) -> Plan:
+def tune(plan: Plan, store: Store, *, executor: Executor, tracker: Tracker, watch: Watch) -> Plan:
     """Runs the tuning trials that the store lacks and those that failed before, and fills in what is chosen."""
     if plan.tuned is None:
         return plan
     tuned, tried = plan.tuned.anew(), set[str]()
     while True:
+        before = set(tuned.records)
         # What failed before is tried once more, and is what it is when it fails again.
         tuned = _walked(tuned, store, lambda record: record.status != "failed" or record.fingerprint in tried)
+        for name in tuned.records.keys() - before:
+            tracker.trial(tuned.records[name], {})
         missing = [trial for trial in tuned.trials if trial.fingerprint not in tuned.records]
         if not missing:
             return _planned(plan, tuned)
@@ -106,6 +115,7 @@ def tune(plan: Plan, store: Store, *, executor: Executor, watch: Watch) -> Plan:
             for record in running:
                 records[record.fingerprint] = record
                 tried.add(record.fingerprint)
+                tracker.trial(record, {})
                 watch(len(records), tuned.planned, record)
         tuned = dataclasses.replace(tuned, records=records)
 
@@ -133,7 +143,7 @@ def _planned(plan: Plan, tuned: Tuned) -> Plan:
         config = cell.config
         chain = by_cell[config.encoding.label, config.task]
         # Under this name the store has nothing, whatever else was run with the settings that stand here now.
-        cell = dataclasses.replace(cell, fingerprint=f"open {cell.fingerprint}")
+        cell = dataclasses.replace(cell, fingerprint=OPEN + cell.fingerprint)
         if chain.whole(tuned.records):
             if best := chain.chosen(tuned.records):
                 cell = resolve(configured(plan.study, config.encoding, config.task, config.seed, best.point))

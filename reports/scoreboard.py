@@ -41,7 +41,7 @@ class Scoreboard(Report):
         comparison = compare(context.frame, baseline=context.baseline, alpha=context.alpha)
         # Tables and figures are copied out of their page, so each says on how many trials it rests, and on what data.
         note = "Generated data." if _generated(context) else ""
-        common = tuple(filter(None, (_counted(lengths.trained(context.frame)), note)))
+        common = (*filter(None, (_counted(lengths.trained(context.frame)), note)), *context.notes)
         parts: list[Table | Figure] = [_quality(comparison, common)]
         if comparison.differences:
             parts.append(_differences(comparison, common))
@@ -62,12 +62,13 @@ class Scoreboard(Report):
         if not context.curves.empty:
             parts.append(Figure(title="Learning curves", name="curves",
                                 draw=partial(plots.learning_curves, context.curves, note=note)))
+        parts += context.search
         return Document(title=context.title, header=_header(context, comparison),
                         warnings=_warnings(context, comparison), parts=tuple(parts))
 
     def data(self, context: StudyResults) -> dict[str, pd.DataFrame]:
         comparison = compare(context.frame, baseline=context.baseline, alpha=context.alpha)
-        return {"tidy": context.frame, "comparisons": comparison.table()}
+        return {"tidy": context.frame, "comparisons": comparison.table(), **context.sheets}
 
 
 def _generated(context: StudyResults) -> bool:
