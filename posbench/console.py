@@ -67,7 +67,7 @@ class Progress:
         if self.bar.disable:
             left = (planned - done) * (time.monotonic() - self.began) / max(done - self.stored, 1)
             self.console.print(
-                f"[{f'{phase} {done}/{planned}'.strip()}] {last} ({record.seconds:.1f} s; {_duration(left)} left)",
+                f"[{f'{phase} {done}/{planned}'.strip()}] {last} ({record.seconds:.1f} s; {duration(left)} left)",
                 markup=False, highlight=False, soft_wrap=True,
             )
         self.bar.update(self.row, total=planned, completed=done, last=last, phase=phase or "trials")
@@ -96,7 +96,8 @@ class Steps:
         self.status.update(escape(f"{self.doing} {name} ({self.done} of {self.planned})"))
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Seconds, minutes or hours, as one reads them."""
     minutes = round(seconds / 60)
     return f"{seconds:.0f} s" if seconds < 90 else f"{minutes} min" if minutes < 90 else f"{minutes / 60:.1f} h"
 

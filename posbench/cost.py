@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
@@ -25,6 +26,8 @@ ROUNDS = 41
 COLUMNS = ("encoding", "parameters", "flops", "step_ratio", "step_ratio_low", "step_ratio_high", "step_seconds",
            "peak_memory", "reason")
 WARMUP = 3
+LARGEST = 10**11
+"""FLOPs of a step that is run to learn what it costs before a study."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,20 +122,46 @@ def _costs(network: Transformer, step: Callable[[], None], device: torch.device)
     }
 
 
-def expected(cls: type[Encoding], options: Any, model: ModelConfig, shape: Shape) -> dict[str, int]:
+def expected(cls: type[Encoding], options: Any, model: ModelConfig, shape: Shape) -> dict[str, int | None]:
     """Costs of a training step from shapes alone: nothing is computed, and no memory is taken.
+
+    An encoding or attention that looks at values must be run for that; it is, on one row and on two, where that is
+    quick, and costs grow by as much with every further row.
 
     Returns:
         parameters, flops (of one step, as `measure` counts them), and memory: bytes of weights, gradients, Adam's two
         moments, and every tensor that the backward pass needs, all in 32 bits and with the attention matrix kept.
+        flops and memory are None where only a run could tell.
     """
     with torch.device("meta"):
         network = Transformer(model, cls, options, vocabulary=shape.vocabulary, length=shape.tokens, head=shape.head)
-        ids = torch.zeros(shape.rows, shape.tokens, dtype=torch.int64)
+    parameters = sum(p.numel() for p in network.parameters() if p.requires_grad)
+    found: tuple[int, int] | None = None
+    for mode in (lambda: torch.device("meta"), lambda: FakeTensorMode(allow_non_fake_inputs=True)):
+        try:
+            with mode():
+                found = _counted(cls, options, model, shape, shape.rows)
+            break
+        except Exception:  # each stands for 'the values are looked at', in the words of a dozen parts of torch
+            continue
+    if found is None and 6 * parameters * shape.tokens < LARGEST:
+        one, two = (_counted(cls, options, model, shape, rows) for rows in (1, 2))
+        flops, saved = (a + (b - a) * (shape.rows - 1) for a, b in zip(one, two, strict=True))
+        found = flops, saved
+    flops_, saved_ = found or (None, None)
+    return {"parameters": parameters, "flops": flops_, "memory": None if saved_ is None else 16 * parameters + saved_}
+
+
+def _counted(cls: type[Encoding], options: Any, model: ModelConfig, shape: Shape, rows: int) -> tuple[int, int]:
+    """FLOPs of a step, and bytes that its backward pass needs beside the weights."""
+    network = Transformer(model, cls, options, vocabulary=shape.vocabulary, length=shape.tokens, head=shape.head)
+    ids = torch.zeros(rows, shape.tokens, dtype=torch.int64)
+    own = {parameter.untyped_storage()._cdata for parameter in network.parameters()}
     kept: dict[int, Any] = {}
 
     def keep(tensor: Any) -> Any:
         storage = tensor.untyped_storage()
+        # Keeping it keeps its number from being given to another.
         kept[storage._cdata] = storage
         return tensor
 
@@ -141,11 +170,7 @@ def expected(cls: type[Encoding], options: Any, model: ModelConfig, shape: Shape
             loss = network(ids, source_ids=ids if model.shape == "encoder-decoder" else None).square().mean()
         loss.backward()
 
-    flops = _flops(step)
-    own = {parameter.untyped_storage()._cdata for parameter in network.parameters()}
-    parameters = sum(p.numel() for p in network.parameters() if p.requires_grad)
-    saved = sum(storage.nbytes() for key, storage in kept.items() if key not in own)
-    return {"parameters": parameters, "flops": flops, "memory": 16 * parameters + saved}
+    return _flops(step), sum(storage.nbytes() for key, storage in kept.items() if key not in own)
 
 
 def _step(

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from posbench.config import EncodingChoice, StudyConfig, digest, to_plain
+from posbench.config import EncodingChoice, Scalar, StudyConfig, digest, to_plain
 from posbench.safe_yaml import canonical
 from posbench.trial import load_suite
 
@@ -47,11 +47,12 @@ def declare(study: StudyConfig) -> dict[str, Any]:
 
 def _spelled(choice: EncodingChoice) -> str:
     """The label with its values in one spelling: base=5e5 and base=500000 are one choice."""
-    spelled: Any = {
-        part: {key: canonical(value) for key, value in getattr(choice, part).items()}
-        for part in ("options", "model", "settings")
-    }
-    return replace(choice, **spelled).label
+    options, model, settings = map(_canonical, (choice.options, choice.model, choice.settings))
+    return replace(choice, options=options, model=model, settings=settings).label
+
+
+def _canonical(values: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    return {name: canonical(value) for name, value in values.items()}
 
 
 def _lengths(study: StudyConfig, task: str) -> list[int]:

@@ -51,6 +51,7 @@ class Task:
         metrics: everything that is scored.
         primary: the one metric that tables show and that selects weights.
         evaluations: the labelled splits to score where they exist, such as ('validation',).
+        train_rows: training rows of the set as published, for plans that are made without its files.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Task:
     metrics: tuple[Metric, ...]
     primary: str
     evaluations: tuple[str, ...] = ("validation",)
+    train_rows: int | None = None
 
     @property
     def labelled(self) -> bool:

@@ -1,0 +1,68 @@
+"""How far a study is: what the store has of its trials, by encoding and task, and the time that is left."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from posbench.config import StudyConfig
+from posbench.console import duration
+from posbench.forecast import TrialsPlanned, cells
+from posbench.report import Document
+from posbench.results import STATUSES
+from posbench.store import Store
+from posbench.study import stored
+from posbench.tables import Table
+from posbench.timing import Timings
+
+BEGUN = "begun"
+"""Not finished, and something of it lies in the store: it runs now, or was interrupted."""
+
+
+def standing(study: StudyConfig, root: Path, *, title: str) -> Document:
+    """Counts by encoding and by task; reads the store and the data, and writes nothing.
+
+    Args:
+        root: folder of the store. title: the study's name.
+    """
+    store, planned = Store(root), cells(study)
+    counts: dict[tuple[str, str], dict[str, int]] = {}
+    timings, left, unknown = Timings(root), 0.0, 0
+    for cell in planned:
+        own = counts.setdefault((cell.label, cell.task), dict.fromkeys((*STATUSES, BEGUN), 0))
+        records = stored(cell.trials, store)
+        for trial in cell.trials:
+            record = records.get(trial.fingerprint)
+            begun = record is None and store.folder(trial.fingerprint).exists()
+            own["missing" if record is None and not begun else BEGUN if record is None else record.status] += 1
+            if record is None or record.status == "failed":
+                seconds = timings.trial_seconds(cell.config, cell.updates or 0)
+                left, unknown = left + (seconds or 0.0), unknown + (seconds is None)
+        if not cell.trials:
+            own["missing"] += len(study.seeds)
+            unknown += len(study.seeds)
+    every = [sum(own[status] for own in counts.values()) for status in (*STATUSES, BEGUN)]
+    total = sum(every)
+    told = f"{duration(left)} of computing" + (f", and {unknown} trials of which none like them was measured"
+                                               if unknown else "")
+    header = (
+        ("planned", f"{total} trials: {len(study.encodings)} encodings, {len(study.tasks)} tasks, "
+                    f"{len(study.seeds)} seeds"),
+        *((status, str(count)) for status, count in zip((*STATUSES, BEGUN), every, strict=True)),
+        ("time left", told + ", one trial after the other, from the steps measured in the store"),
+    )
+    return Document(title=f"posbench: {title}", header=header, warnings=_missing(planned), parts=(
+        _by(counts, 0, "encoding"), _by(counts, 1, "task")))
+
+
+def _missing(planned: list[TrialsPlanned]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(f"{cell.task}: {cell.missing}" for cell in planned if cell.missing))
+
+
+def _by(counts: dict[tuple[str, str], dict[str, int]], place: int, name: str) -> Table:
+    statuses = (*STATUSES, BEGUN)
+    rows = []
+    for value in dict.fromkeys(key[place] for key in counts):
+        own = [sum(entry[status] for key, entry in counts.items() if key[place] == value) for status in statuses]
+        rows.append((value, str(sum(own)), *map(str, own)))
+    notes = ("A trial that has begun and is not finished runs now, or was interrupted.",) if place == 0 else ()
+    return Table(title=f"By {name}", columns=(name, "planned", *statuses), rows=tuple(rows), notes=notes)
