@@ -254,7 +254,7 @@ def _refuse(model: ModelConfig, encoding: Encoding, vocabulary: int, head: Head)
                         "both ways: use model.shape=decoder")
     if model.cross_encoding and not overrides(encoding, *(hook for hook in HOOKS if hook not in INPUT_HOOKS)):
         raise UserError(f"encoding '{name}' does nothing in attention, so that model.cross_encoding=true would change "
-                        "nothing: leave it false")
+                        "nothing: leave it false, or set it for some alone, as in rope+cross_encoding=true")
     if model.attention == "linear":
         refuse_misfits(encoding, causal=model.shape != "encoder", bidirectional=model.shape != "decoder")
     if model.tied_embeddings and (head.kind, head.outputs) != ("token", vocabulary):

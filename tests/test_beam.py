@@ -74,6 +74,20 @@ def test_a_beam_that_holds_everything_finds_the_best_of_all_targets(alpha: float
         assert found.score == pytest.approx(score, abs=1e-6)
 
 
+@pytest.mark.parametrize("cached", [True, False])
+@pytest.mark.parametrize(("name", "settings"), [
+    *((name, {}) for name in NAMES), ("transformer_xl", {}), ("deberta", {}), ("rope", {"norm": "post"}),
+    ("t5", {"cross_encoding": True}), ("rope", {"attention": "linear", "feature_map": "elu"})])
+def test_the_best_of_all_targets_is_found_with_any_encoding(name: str, settings: dict, cached: bool) -> None:
+    made = model(name, seed=1, **settings)
+    ids, lengths = sources(3)
+    search = replace(SEARCH, beam=4**2 + 4 + 1, longest=3, length_penalty=0.6, cached=cached)
+    for row, found in enumerate(beam_search(made, ids, lengths, search)):
+        target, score = exhaustive(made, ids[row, : lengths[row]], 3, 0.6)
+        assert found.tokens == target
+        assert found.score == pytest.approx(score, abs=1e-6)
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_a_beam_of_one_is_greedy(seed: int) -> None:
     made = model(seed=seed)

@@ -113,3 +113,38 @@ def test_the_bootstrap_over_seeds_is_the_loop_that_it_says() -> None:
     same = bleu.paired_bootstrap("bleu", systems, systems)
     assert (same.difference, same.low, same.high, same.p) == (0, 0, 0, 1)
     assert bleu.paired_bootstrap("bleu", systems, baselines) == bleu.paired_bootstrap("bleu", systems, baselines)
+
+
+@pytest.mark.parametrize(("sentences", "least"), [(1, 1.0), (2, 0.5), (5, 1 / 16), (11, 1 / 1001), (60, 1 / 1001)])
+def test_few_sentences_prove_nothing_however_large_the_difference(sentences: int, least: float) -> None:
+    """A sign-flip test of N pairs has 2^N outcomes, of which the two extreme ones are as large as can be."""
+    right = [f"the old cat number {number} sat on the mat" for number in range(sentences)]
+    wrong = ["no word in common"] * sentences
+    sides = [[bleu.statistics("bleu", outputs, right)] for outputs in (right, wrong)]
+    mine = bleu.paired_bootstrap("bleu", *sides)
+    assert mine.difference == pytest.approx(100) and mine.p == pytest.approx(least)
+
+
+def test_empty_and_equal_outputs_are_scored_and_compared() -> None:
+    _, references = texts(6)
+    empty, same = (bleu.statistics("bleu", outputs, references) for outputs in ([""] * 60, ["the cat"] * 60))
+    assert float(bleu.scores("bleu", empty.sum(0))) == 0
+    one = bleu.paired_bootstrap("bleu", [empty], [empty])
+    assert (one.difference, one.low, one.high, one.p) == (0, 0, 0, 1)
+    other = bleu.paired_bootstrap("bleu", [same], [empty])
+    assert other.difference == pytest.approx(LIBRARY["bleu"].corpus_score(["the cat"] * 60, [references]).score)
+    assert np.isfinite([other.low, other.high, other.p]).all()
+
+
+def test_words_that_share_letters_alone_score_nothing() -> None:
+    assert bleu.corpus("bleu", ["stone tea"], ["notes eat"]) == 0
+
+
+def test_entities_and_quotes_stay_as_they_stand() -> None:
+    """The metric alone reads '&quot;' as a quotation mark, on both sides."""
+    written = ['He said &quot;no&quot; &amp; left &lt;b&gt; .']
+    kept = list(written)
+    assert bleu.corpus("bleu", ['He said "no" & left <b> .'], written) == pytest.approx(100)
+    assert bleu.corpus("bleu", ["He said „no“ & left <b> ."], written) < 100
+    assert bleu.corpus("chrf", ['He said "no" & left <b> .'], written) < 100
+    assert written == kept

@@ -11,7 +11,14 @@ import numpy as np
 import pytest
 
 from posbench.errors import UserError
-from posbench.tokens import encode, scoring_batches, tokenizer_from_file, trained_tokenizer, training_batches
+from posbench.tokens import (
+    SPECIAL,
+    encode,
+    scoring_batches,
+    tokenizer_from_file,
+    trained_tokenizer,
+    training_batches,
+)
 
 TEXTS = ["the cat sat on the mat", "a dog ran to the cat", "the mat ran", "dogs and cats and mats sat"] * 5
 
@@ -55,6 +62,30 @@ def test_byte_pairs_lose_no_byte() -> None:
     tokenizer = trained_tokenizer("bpe", TEXTS, 300)
     text = "naïve café 中文 \U0001f600 x"
     assert tokenizer.decode(tokenizer.encode(text).ids).strip() == text
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "bpe", "bytes", "characters", "spaced", "json"])
+def test_a_text_that_spells_a_special_token_does_not_hold_it(kind: str, tmp_path: Path) -> None:
+    """Otherwise a text ends in its middle, or is masked there as padding is."""
+    texts = ["a [SEP] b[PAD] [MASK] [CLS]c [UNK]", "a b"]
+    if kind == "json":
+        trained_tokenizer("bpe", [*TEXTS, *texts], 300).save(str(tmp_path / "own.json"))
+        tokenizer = tokenizer_from_file(tmp_path / "own.json")
+    else:
+        tokenizer = trained_tokenizer(kind, [*TEXTS, *texts], 300)
+    encoded = encode(tokenizer, [(text,) for text in texts], [], 200, whole=True)
+    special = {tokenizer.token_to_id(name) for name in SPECIAL} - {tokenizer.token_to_id("[UNK]")}
+    for row, length in enumerate(encoded.lengths):
+        assert [index in special for index in encoded.ids[row, :length]] == [True, *[False] * (length - 2), True]
+    if kind in ("bpe", "json"):
+        assert tokenizer.decode(encoded.ids[0, 1 : encoded.lengths[0] - 1].tolist()).strip() == texts[0]
+
+
+def test_a_vocabulary_is_never_larger_than_was_asked_for() -> None:
+    for kind in ("wordpiece", "bpe", "characters", "spaced"):
+        assert trained_tokenizer(kind, TEXTS, 261).get_vocab_size() <= 261
+    with pytest.raises(UserError, match=r"data.vocabulary=260 is too small for byte pairs.*: give 261 or more"):
+        trained_tokenizer("bpe", TEXTS, 260)
 
 
 def test_a_vocabulary_file_is_read_and_a_wrong_one_named(tmp_path: Path) -> None:

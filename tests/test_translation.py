@@ -14,18 +14,16 @@ import torch
 from posbench.suites.translation import SUITE
 
 from posbench import bleu, decoding
-from posbench.beam import Hypothesis
 from posbench.bench import loaded
 from posbench.config import DataConfig, EncodingChoice, override
 from posbench.data import data_hash
 from posbench.errors import UserError
 from posbench.objective import kind_of, objective_of
-from posbench.ragged import encode_ragged
 from posbench.runner import run
 from posbench.schedule import learning_rate
 from posbench.store import Store
 from posbench.study import from_preset, plan
-from posbench.tokens import encode, training_batches_of_tokens
+from posbench.tokens import training_batches_of_tokens
 from posbench.training import averaged
 from posbench.transformer import Transformer
 from posbench.translation import Translation, smoothed_loss
@@ -120,48 +118,6 @@ def test_pairs_that_are_too_long_are_left_out_of_training_and_counted_never_cut(
     assert f"{train.cut} pairs" in made.stated()["left out of training"]
     with pytest.raises(UserError, match="every training pair"):
         objective(data__max_length="4")
-
-
-@pytest.mark.parametrize("kind", ["bpe", "bytes", "characters", "spaced"])
-def test_a_written_text_has_no_trace_of_its_tokens(kind: str) -> None:
-    """What a perfect model writes is the reference, with any tokenizer that lets it."""
-    made = objective(data__tokenizer=kind, data__max_length="200")
-    references = [row[1] for row in made.splits["validation"].texts]
-    coded = encode_ragged(made.tokenizer, references, 200)
-    found = [Hypothesis(tuple(coded.ids[begin + 1 : end].tolist()), 0.0)
-             for begin, end in itertools.pairwise(coded.starts)]
-    assert all(one.tokens[-1] == made.search.end for one in found)
-    known = [at for at, one in enumerate(found) if made.tokenizer.token_to_id("[UNK]") not in one.tokens]
-    assert len(known) > 10
-    assert [made.texts(found)[at] for at in known] == [references[at] for at in known]
-
-
-def test_what_a_tokenizer_cannot_give_back_is_told() -> None:
-    assert "tokenizer" not in objective().stated()
-    few = objective(data__tokenizer="spaced", data__vocabulary="150")
-    share = few.splits["train"].returned
-    targets = [row[1] for row in few.splits["train"].texts]
-    known = set(few.tokenizer.get_vocab())
-    assert 0 < share < 1 and share == np.mean([set(text.split()) <= known for text in targets])
-    assert few.stated()["tokenizer"].startswith(f"gives back {share:.1%} of 300 training targets")
-
-
-@pytest.mark.parametrize("chunk", [7, 10_000])
-def test_ragged_ids_are_those_of_the_padded_table(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("posbench.ragged.CHUNK", chunk)
-    made = objective()
-    texts = [row[0] for row in made.splits["train"].texts[:60]]
-    table = encode(made.tokenizer, [(text,) for text in texts], [], 14, whole=True)
-    ragged = encode_ragged(made.tokenizer, texts, 14)
-    assert (ragged.ids.dtype, ragged.ids.nbytes) == (np.uint16, 2 * table.lengths.sum())
-    assert ragged.lengths.tolist() == table.lengths.tolist() and ragged.full.tolist() == table.full.tolist()
-    draw = np.random.default_rng(0)
-    for rows in ([0], [59], *(draw.integers(0, 60, 5) for _ in range(20))):
-        width = table.lengths[rows].max()
-        assert (ragged.padded(np.asarray(rows), made.pad) == table.ids[rows, :width]).all()
-    short = np.flatnonzero(table.lengths < 10)
-    assert (ragged.part(short).padded(np.arange(len(short)), made.pad) == table.ids[short, : table.lengths[short].max()]
-            ).all()
 
 
 def test_batches_hold_so_many_tokens_at_most_and_every_row_once_a_pass() -> None:
@@ -354,3 +310,6 @@ def test_decoding_is_measured_with_a_cache_and_without() -> None:
     assert "5" in table.loc["learned:max_length=5", "reason"]
     shown = decoding.document(table.reset_index(), bench)
     assert shown.parts[0].rows[2] == ("learned:max_length=5", "-", "-", "-") and len(shown.warnings) == 1
+    assert ("clock", "processor time of one thread") in shown.header
+    two = override(bench, {"train.threads": 2, "train.device": "cpu"})
+    assert ("clock", "time on the wall") in decoding.document(table.reset_index(), two).header

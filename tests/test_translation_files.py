@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import random
+import re
 from pathlib import Path
 
 import pytest
@@ -146,6 +147,8 @@ def test_an_empty_side_is_left_out_of_training_and_refused_where_it_is_scored(tm
 ])
 def test_a_language_that_is_not_there(tmp_path: Path, task: str, told: str) -> None:
     multi30k(tmp_path)
+    for name in ("README.md", "licence.txt", "counts.csv"):
+        (tmp_path / name).write_text("about\n")
     with pytest.raises(UserError, match=told):
         load(tmp_path, task)
 
@@ -171,6 +174,78 @@ def test_other_mistakes_are_told(tmp_path: Path) -> None:
         load(other)
 
 
+def test_one_set_is_read_from_one_place(tmp_path: Path) -> None:
+    """Which of two would be read must not hang on the order of their names."""
+    multi30k(tmp_path)
+    before = data_hash(load(tmp_path))
+    write(tmp_path, "train.de.gz", numbered(30, "train de"))
+    assert data_hash(load(tmp_path)) == before, "a copy that says the same"
+    write(tmp_path, "train.de.gz", numbered(30, "other de"))
+    with pytest.raises(UserError, match=r"train.de and train.de.gz beside it hold other texts: leave one"):
+        load(tmp_path)
+    (tmp_path / "train.de.gz").unlink()
+    write(tmp_path, "train.en-de.tsv", ["a\tb"])
+    with pytest.raises(UserError, match="another set 'train' of en and de"):
+        load(tmp_path)
+    (tmp_path / "train.en-de.tsv").unlink()
+    write(tmp_path, "train.de", numbered(30, "train en"))
+    with pytest.raises(UserError, match=r"train.en and .*train.de hold the same text"):
+        load(tmp_path)
+
+
+def test_quotes_are_text_and_a_stray_tab_is_told(tmp_path: Path) -> None:
+    """A quote that opened a field would swallow the lines up to the next one; a tab would move the columns."""
+    rows = [f"{quote}en {number}\t{quote}de {number}" for number, quote in enumerate(["", '"', "'", '""', "", '"', ""])]
+    write(tmp_path, "en-de.tsv", rows)
+    data = load(tmp_path, held_out=0.2)
+    assert {row for split in data.splits.values() for row in split.texts} == {tuple(row.split("\t")) for row in rows}
+    write(tmp_path, "en-de.tsv", [*rows, "en\t8\tde 8"])
+    with pytest.raises(UserError, match="row 8: 3 columns, row 1 has 2"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("task", ["en-de", "de-en"])
+def test_tatoebas_sentence_pairs_have_a_number_before_each_text(tmp_path: Path, task: str) -> None:
+    write(tmp_path, "en-de.tsv", [f"{number}\ten {number}\t{number + 50}\tde {number}" for number in range(20)],
+          begin="\ufeff", end="\r\n")
+    data = load(tmp_path, task)
+    pairs = {row for split in data.splits.values() for row in split.texts}
+    sides = task.split("-")
+    assert pairs == {(f"{sides[0]} {number}", f"{sides[1]} {number}") for number in range(20)}
+    write(tmp_path, "en-de.tsv", ["1\ten 1\tde 1", "2\ten 2\tde 2"])
+    with pytest.raises(UserError, match="the first column holds numbers alone"):
+        load(tmp_path, task)
+
+
+def test_lines_that_end_with_carriage_returns_are_no_one_line(tmp_path: Path) -> None:
+    path = write(tmp_path, "train.en", ["a", "b", "c"], end="\r")
+    with pytest.raises(UserError, match="one line, with 3 carriage returns in it"):
+        lines(path)
+
+
+@pytest.mark.parametrize("pairs", [0, 1, 2])
+def test_sets_of_a_few_pairs_are_refused_or_read(tmp_path: Path, pairs: int) -> None:
+    """One set of which two parts cannot be held out; with sets of their own one pair is a training set."""
+    write(tmp_path, "set.en", [*numbered(pairs, "en"), "x", ""])
+    write(tmp_path, "set.de", [*numbered(pairs, "de"), "", "y"])
+    if pairs < 2:
+        with pytest.raises(UserError, match=f"{pairs} training pairs of en and de are left"):
+            load(tmp_path)
+    else:
+        assert not load(tmp_path).splits["test"].texts, "refused where all suites' empty splits are"
+    for side in ("en", "de"):
+        (tmp_path / f"set.{side}").unlink()
+    multi30k(tmp_path, rows=1)
+    assert len(load(tmp_path).splits["train"].texts) == 1
+
+
+def test_references_are_the_files_own_characters(tmp_path: Path) -> None:
+    multi30k(tmp_path)
+    texts = ['"&quot; &amp; &lt; &gt;"', "„Zitat“ – Strich-Wort", "a\u2028b\x85c", " blank before", "e\u0301 é"]
+    write(tmp_path, "test_2016_flickr.de", texts)
+    assert [row[1] for row in load(tmp_path).splits["test_2016_flickr"].texts] == texts
+
+
 def test_caps_are_a_part_in_its_order(tmp_path: Path) -> None:
     multi30k(tmp_path)
     data = load(tmp_path, train_rows=10, evaluation_rows=3)
@@ -190,6 +265,9 @@ def test_the_hub_is_read_only_when_asked_and_in_the_direction_asked_for(monkeypa
     monkeypatch.setattr("posbench.suites.translation.hub_rows", rows)
     data = SUITE.load("en-de", DataConfig(source="hub", revision="abc"))
     assert asked[0] == ("wmt/wmt14", "de-en", "train", "abc") and data.scored == ("test",)
+    pinned = SUITE.load("en-de", DataConfig(source="hub"))
+    assert re.fullmatch("[0-9a-f]{40}", asked[-1][3]) and len({question[3] for question in asked[3:]}) == 1
+    assert pinned.notes["train"] == f"wmt/wmt14 at {asked[-1][3]}", "what was taken is told"
     assert data.splits["test"].texts[0] == ("en 0", "de 0")
 
 
