@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posbench.config import TrialConfig, to_plain
-from posbench.errors import UserError, one_line
+from posbench.errors import StorageError, UserError, one_line
 from posbench.execute import failed
 from posbench.store import Record, Store, parsed
 from posbench.turns import POLL, Turn, Turns
@@ -158,10 +158,12 @@ def _connected() -> Iterator[None]:
             # In a folder of its own, so that no other study finds this cluster and is cut off at its end. A token keeps
             # others out, since Ray listens to more than this machine.
             folder = tempfile.mkdtemp(prefix="posbench-ray-", dir="/tmp")
-            if "RAY_AUTH_MODE" not in os.environ:
-                os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+            os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
             small: dict[str, Any] = {"include_dashboard": False, "object_store_memory": OBJECT_STORE}
-            ray.init(address="local", _temp_dir=folder, **small, **quiet)
+            try:
+                ray.init(address="local", _temp_dir=folder, **small, **quiet)
+            except RuntimeError as error:
+                raise StorageError(f"Ray does not start on this machine: {one_line(str(error), 300)}") from error
         finally:
             with contextlib.suppress(ValueError):  # a thread sets no signals
                 signal.signal(signal.SIGTERM, ours)
