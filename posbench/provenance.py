@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from posbench import ablation
 from posbench.config import ModelConfig, TrainConfig
 from posbench.objective import objective_of
 from posbench.store import Record
@@ -102,8 +103,11 @@ def header(plan: Plan, records: Mapping[str, Record], tasks: Mapping[str, TaskFa
             for task, facts in tasks.items()
             if facts.share_cut
         )
-    if own := [choice.label for choice in study.encodings if choice.model]:
-        header["other models"] = f"{', '.join(own)}: the model above with the settings named behind '+'"
+    if own := [choice.label for choice in study.encodings if choice.model or choice.settings]:
+        header["other settings"] = f"{', '.join(own)}: as above with the settings named behind '+'"
+    if beyond := ablation.differences(study):
+        header["beyond the encoding"] = f"against {study.baseline}: " + "; ".join(
+            f"{label}: {text}" for label, text in beyond.items())
     if study.evaluation.variants:
         header["variants"] = f"{study.evaluation.variants}: put in its place at scoring, on the same trained weights"
     if plan.skipped:
@@ -125,10 +129,11 @@ def _machine(facts: Mapping[str, Any]) -> str:
 
 
 def _training(plan: Plan) -> str:
-    """Length, batch and rate; tasks that differ are named."""
+    """Length, batch and rate without what single choices change; tasks that differ are named."""
     kinds: dict[str, list[str]] = {}
-    for task, trial in _tasks(plan).items():
-        train = trial.config.train
+    plain = replace(plan.study.encodings[0], model={}, settings={})
+    for task in _tasks(plan):
+        train = plan.study.trial(plain, task, 0).train
         length = f"{train.steps} updates" if train.steps else f"{train.epochs:g} epochs"
         batch = f"{train.batch_size} rows" if train.batch_tokens is None else f"{train.batch_tokens} tokens"
         schedule = "" if train.schedule == "linear" else f", {train.schedule} schedule"
@@ -182,7 +187,7 @@ def warnings(plan: Plan, tasks: Mapping[str, TaskFacts]) -> tuple[str, ...]:
 def _models(plan: Plan) -> str:
     """The template without what single choices change; tasks that differ are named."""
     kinds: dict[str, list[str]] = {}
-    plain = replace(plan.study.encodings[0], model={})
+    plain = replace(plan.study.encodings[0], model={}, settings={})
     for task in plan.study.tasks:
         kinds.setdefault(_model(plan.study.trial(plain, task, 0).model), []).append(task)
     return "; ".join(text if len(kinds) == 1 else f"{', '.join(tasks)}: {text}" for text, tasks in kinds.items())

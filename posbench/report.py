@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
@@ -39,6 +39,8 @@ class StudyResults:
         folder: where to write.
         warnings: what must be read before the numbers, beside what the report itself sees.
         extras: tables of single tasks beside those that every task has.
+        ablations: by label, in what an encoding's budget (size of the model, length of training, length of rows) is
+            not the baseline's, so that the two are no comparison of encodings alone.
     """
 
     title: str
@@ -51,6 +53,7 @@ class StudyResults:
     folder: Path
     warnings: tuple[str, ...] = ()
     extras: tuple[Table, ...] = ()
+    ablations: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
