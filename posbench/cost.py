@@ -50,6 +50,7 @@ class Shape:
 def measure(
     encodings: Mapping[str, tuple[type[Encoding], Any]], model: ModelConfig, train: TrainConfig, shape: Shape,
     *, rounds: int = ROUNDS, models: Mapping[str, ModelConfig] | None = None,
+    shapes: Mapping[str, Shape] | None = None,
 ) -> list[dict[str, Any]]:
     """Costs of a training step (forward, backward, clipping, optimizer) for each encoding.
 
@@ -60,7 +61,7 @@ def measure(
         encodings: class and options by label.
         model, train, shape: the settings of the study.
         rounds: measured steps of each encoding.
-        models: by label, where one has settings of its own.
+        models, shapes: by label, where one has settings of its own.
 
     Returns:
         One dict an encoding: encoding, parameters, flops (of one step), step_ratio (to the template without an
@@ -72,10 +73,11 @@ def measure(
     device = torch.device("cuda" if train.device != "cpu" and torch.cuda.is_available() else "cpu")
     steps: dict[str, tuple[Transformer, Callable[[], None]]] = {}
     reasons: dict[str, str] = {}
-    models = models or {}
+    models, shapes = models or {}, shapes or {}
     for label, (cls, options) in {"": (Encoding, None), **encodings}.items():
         try:
-            steps[label] = _step(cls, options, models.get(label, model), train, shape, device)
+            steps[label] = _step(cls, options, models.get(label, model), train, shapes.get(label, shape),
+                                 device)
             _timed(steps[label][1], device)
         except (KeyboardInterrupt, Terminated):
             raise
@@ -94,7 +96,8 @@ def measure(
     # An encoding without hooks is the bare template itself, and then its own time is what the others are held against.
     acting = {label: overrides(network.encoding(0), *HOOKS) for label, (network, _) in steps.items()}
     bare = next((label for label in encodings
-                 if not acting.get(label, True) and models.get(label, model) == model), "")
+                 if not acting.get(label, True) and models.get(label, model) == model
+                 and shapes.get(label, shape) == shape), "")
     rows = []
     for label in encodings:
         row: dict[str, Any] = dict.fromkeys(COLUMNS) | {"encoding": label, "reason": reasons.get(label, "")}

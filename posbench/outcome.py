@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from posbench import cost, declaration, environment, provenance, results, search_report
+from posbench import ablation, cost, declaration, environment, provenance, results, search_report
 from posbench.config import EncodingChoice, digest, to_plain
 from posbench.objective import Kept, kind_of, objective_of
 from posbench.plots import CURVE_COLUMNS
@@ -53,6 +53,7 @@ def study_results(plan: Plan, records: Mapping[str, Record], folder: Path, store
         baseline=study.baseline,
         alpha=study.alpha,
         folder=folder,
+        ablations=ablation.budgets(study),
         extras=() if store is None else _extras(plan, records, store),
         search=search_report.parts(tuned, best, note=generated) if tuned else (),
         sheets={"search": search_report.points(tuned), "expected_best": best} if tuned else {},
@@ -150,7 +151,7 @@ def _costs(plan: Plan, folder: Path) -> list[dict[str, Any]]:
     """Measured once for these encodings, this shape and this machine, all in one run, when no trial runs any more."""
     trial = plan.trials[0]
     study = plan.study
-    encodings = {trial.config.encoding.label: trial for trial in plan.trials}
+    encodings = {own.config.encoding.label: own for own in plan.trials if own.config.task == trial.config.task}
     facts = environment.facts()
     key = digest(
         {
@@ -169,19 +170,14 @@ def _costs(plan: Plan, folder: Path) -> list[dict[str, Any]]:
     )
     if known := _kept_costs(folder / COSTS, key):
         return known
-    objective = objective_of(trial)
-    shape = cost.Shape(
-        rows=trial.config.train.rows(trial.config.data.max_length),
-        tokens=trial.config.data.max_length,
-        vocabulary=objective.vocabulary,
-        head=objective.head(trial.task, objective.vocabulary),
-    )
+    shape = _shape(trial)
     rows = cost.measure(
         {label: (trial.encoding, trial.options) for label, trial in encodings.items()},
         trial.config.model,
         trial.config.train,
         shape,
         models={label: trial.config.model for label, trial in encodings.items()},
+        shapes={label: _shape(own) for label, own in encodings.items() if own.config.encoding.settings},
     )
     write_atomically(
         folder / COSTS,
@@ -190,6 +186,14 @@ def _costs(plan: Plan, folder: Path) -> list[dict[str, Any]]:
         ).encode(),
     )
     return rows
+
+
+def _shape(trial: Trial) -> cost.Shape:
+    """A batch of the trial, with every row as long as its settings allow."""
+    objective = objective_of(trial)
+    length = trial.config.data.max_length
+    return cost.Shape(rows=trial.config.train.rows(length), tokens=length, vocabulary=objective.vocabulary,
+                      head=objective.head(trial.task, objective.vocabulary))
 
 
 def _kept_costs(path: Path, key: str) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from posbench import environment
+from posbench import ablation, environment
 from posbench.config import ModelConfig, TrainConfig
 from posbench.objective import objective_of
 from posbench.store import Record
@@ -101,8 +101,11 @@ def header(plan: Plan, records: Mapping[str, Record], tasks: Mapping[str, TaskFa
             for task, facts in tasks.items()
             if facts.share_cut
         )
-    if own := [choice.label for choice in study.encodings if choice.model]:
-        header["other models"] = f"{', '.join(own)}: the model above with the settings named behind '+'"
+    if own := [choice.label for choice in study.encodings if choice.model or choice.settings]:
+        header["other settings"] = f"{', '.join(own)}: as above with the settings named behind '+'"
+    if beyond := ablation.differences(study):
+        header["beyond the encoding"] = f"against {study.baseline}: " + "; ".join(
+            f"{label}: {text}" for label, text in beyond.items())
     labels = {choice.label for choice in study.encodings}
     if variants := [f"{label} -> {choice.label}" for label, choices in study.evaluation.pairs.items()
                     for choice in choices if label in labels]:
@@ -129,10 +132,11 @@ def _machine(facts: Mapping[str, Any]) -> str:
 
 
 def _training(plan: Plan) -> str:
-    """Length, batch and rate; tasks that differ are named."""
+    """Length, batch and rate without what single choices change; tasks that differ are named."""
     kinds: dict[str, list[str]] = {}
-    for task, trial in _tasks(plan).items():
-        train = trial.config.train
+    plain = replace(plan.study.encodings[0], model={}, settings={})
+    for task in _tasks(plan):
+        train = plan.study.trial(plain, task, 0).train
         length = f"{train.steps} updates" if train.steps else f"{train.epochs:g} epochs"
         batch = f"{train.batch_size} rows" if train.batch_tokens is None else f"{train.batch_tokens} tokens"
         schedule = "" if train.schedule == "linear" else f", {train.schedule} schedule"
@@ -190,7 +194,7 @@ def warnings(plan: Plan, tasks: Mapping[str, TaskFacts]) -> tuple[str, ...]:
 def _models(plan: Plan) -> str:
     """The template without what single choices change; tasks that differ are named."""
     kinds: dict[str, list[str]] = {}
-    plain = replace(plan.study.encodings[0], model={})
+    plain = replace(plan.study.encodings[0], model={}, settings={})
     searched = plan.tuned is not None and "model.dropout" in (plan.tuned.search.space or {})
     for task in plan.study.tasks:
         kinds.setdefault(_model(plan.study.trial(plain, task, 0).model, searched), []).append(task)

@@ -56,6 +56,8 @@ class StudyResults:
         extras: tables of single tasks beside those that every task has.
         search: what there is to show of a search. sheets: its tables to be written as CSV, by name.
         notes: what stands below every table.
+        ablations: by label, in what an encoding's budget (size of the model, length of training, length of rows) is
+            not the baseline's, so that the two are no comparison of encodings alone.
     """
 
     title: str
@@ -71,6 +73,7 @@ class StudyResults:
     search: tuple[Table | Figure, ...] = ()
     sheets: Mapping[str, pd.DataFrame] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    ablations: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -44,7 +44,7 @@ class Scoreboard(Report):
         common = (*filter(None, (_counted(lengths.trained(context.frame)), note)), *context.notes)
         parts: list[Table | Figure] = [_quality(comparison, common)]
         if comparison.differences:
-            parts.append(_differences(comparison, common))
+            parts.append(_differences(comparison, context.ablations, common))
         if comparison.ranking is not None:
             parts.append(_ranks(comparison, common))
             if len(comparison.ranking.tasks) >= RANKED:
@@ -153,10 +153,11 @@ def _quality(comparison: Comparison, common: tuple[str, ...]) -> Table:
                  rows=tuple(rows), notes=(*notes, *common))
 
 
-def _differences(comparison: Comparison, common: tuple[str, ...]) -> Table:
+def _differences(comparison: Comparison, ablations: Mapping[str, str], common: tuple[str, ...]) -> Table:
     columns = comparison.columns
     others = [encoding for encoding in comparison.encodings if encoding != comparison.baseline]
-    rows = [(encoding, *(_change(comparison, encoding, column) for column in columns)) for encoding in others]
+    rows = [(("‡ " if encoding.partition(VARIANT)[0] in ablations else "") + encoding,
+             *(_change(comparison, encoding, column) for column in columns)) for encoding in others]
     detectable = tuple(number(comparison.detectable[column.label], _digits(comparison, column)) for column in columns)
     pairs = tuple(span([len(entry.pairs) for entry in (comparison.differences[name, column.label] for name in others)
                         if entry.pairs]) for column in columns)
@@ -169,6 +170,8 @@ def _differences(comparison: Comparison, common: tuple[str, ...]) -> Table:
     if any(column.label == ALL_TASKS for column in columns):
         notes.append("All tasks: pairs are (task, seed), taken as independent; tasks of one seed share first "
                      "weights, so that this p is, if anything, too small.")
+    if marked := [f"{name}: {ablations[name]}" for name in others if name in ablations]:
+        notes.append("‡ Ablations, and no comparison of encodings at an equal budget: " + "; ".join(marked) + ".")
     notes.append("Uncorrected p, all counts and verdicts: comparisons.csv.")
     return Table(title=f"Difference to '{comparison.baseline}'", columns=("encoding", *map(_head, columns)),
                  rows=tuple(rows), footer=(("detectable", *detectable), ("pairs", *pairs)), notes=(*notes, *common))
