@@ -10,7 +10,7 @@ PORT ?= 5000
 POSBENCH = $(VENV)/bin/python -m posbench
 READY = $(VENV)/ready
 
-.PHONY: help setup test test-slow lint ui check report clean FORCE
+.PHONY: help setup test test-slow torture lint ui check report clean FORCE
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z%-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,6 +31,9 @@ test: $(READY)  ## lint, types and the default tests
 
 test-slow: $(READY)  ## the slow tests alone
 	$(VENV)/bin/python -m pytest -q -m slow $(ARGS)
+
+torture: $(READY)  ## kill a study 100 times at random moments and compare its tables (half an hour; ARGS='--kills 10')
+	$(VENV)/bin/python -m tests.torture $(ARGS)
 
 lint: $(READY)  ## ruff and mypy
 	$(VENV)/bin/ruff check .

@@ -107,6 +107,9 @@ def executor_named(
         if not math.isfinite(value):
             raise UserError(f"{option} {value}: give a number, or 0")
     end = timeout or None
+    from posbench.checkpoint import pause
+
+    pause()  # told now, and not by every trial
     if name == "ray":
         from posbench.ray_cluster import RayCluster
 

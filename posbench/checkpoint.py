@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -18,6 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
+from posbench.errors import UserError
 from posbench.store import write_atomically
 
 NAME = re.compile(r"checkpoint-(\d{1,12})\.(safetensors|json)")
@@ -26,6 +28,25 @@ PAUSE = 10.0
 """Seconds of training, at least, between two checkpoints: a shorter trial writes none."""
 SHARE = 50
 """A checkpoint is due no earlier than this many times the seconds that the last one took, at most 2 % of the time."""
+
+
+PAUSE_VARIABLE = "POSBENCH_CHECKPOINT_SECONDS"
+
+
+def pause() -> float:
+    """Seconds between two checkpoints: PAUSE, or what the environment says.
+
+    Raises:
+        UserError: the variable is no number of seconds.
+    """
+    text = os.environ.get(PAUSE_VARIABLE) or str(PAUSE)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < float("inf"):
+        raise UserError(f"{PAUSE_VARIABLE} is '{text}': give seconds, such as 60")
+    return seconds
 
 
 class Misfit(Exception):

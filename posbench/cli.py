@@ -14,6 +14,7 @@ from typer.exceptions import TyperException
 from posbench import distributed
 from posbench.arguments import home
 from posbench.console import described, say
+from posbench.copying import sync
 from posbench.errors import StorageError, Terminated, UserError, one_line
 from posbench.examination import check
 from posbench.inspection import analyse
@@ -30,7 +31,7 @@ app = typer.Typer(
 )
 
 
-for command in (study, status, report, check, bench, analyse):
+for command in (study, status, report, sync, check, bench, analyse):
     app.command()(command)
 
 

@@ -17,7 +17,8 @@ from posbench.objective import Kept, kind_of, objective_of
 from posbench.plots import CURVE_COLUMNS
 from posbench.report import StudyResults
 from posbench.store import Record, Store, write_atomically
-from posbench.study import Plan, declarations
+from posbench.study import Plan
+from posbench.study_folder import declarations
 from posbench.tables import Table
 from posbench.trial import Trial, load_rows
 

@@ -19,7 +19,7 @@ import torch
 from torch.optim.lr_scheduler import LambdaLR
 
 from posbench import distributed, environment
-from posbench.checkpoint import Checkpoints
+from posbench.checkpoint import Checkpoints, pause
 from posbench.config import TrainConfig, to_plain
 from posbench.interrupt import Deferred
 from posbench.objective import Scores, objective_of
@@ -79,7 +79,7 @@ def checkpoints_of(trial: Trial, folder: Path, tell: Callable[[str], None] = lam
         "device": "cuda" if distributed.on_gpu(trial.config.train.device) else "cpu",
         "processes": str(distributed.world()),
     }
-    return Checkpoints(folder, identity, tell=tell)
+    return Checkpoints(folder, identity, pause=pause(), tell=tell)
 
 
 class _Run:

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posbench.checkpoint import there
 from posbench.config import EncodingChoice, StudyConfig, build, override, to_plain
 from posbench.data import MissingTask
-from posbench.declaration import declared
-from posbench.errors import ContextLengthExceeded, StorageError, UserError, is_file, nearest, reason_of
+from posbench.errors import ContextLengthExceeded, UserError, nearest, reason_of
 from posbench.execute import Executor
-from posbench.store import Record, Store, write_atomically
+from posbench.store import Record, Store
 from posbench.track import Tracker
 from posbench.transformer import Transformer
 from posbench.trial import Trial, load_suite, resolve
@@ -23,12 +20,8 @@ from posbench.trial import Trial, load_suite, resolve
 if TYPE_CHECKING:
     from posbench.tuning import Tuned
 
-IDENTITY = "study.json"
-DECLARED = "declarations"
 OPEN = "open "
 """What the name of a trial begins with that stands for settings yet to be chosen; no fingerprint does."""
-# What may grow from one call to the next in the same folder; all else makes another study.
-GRID = ("encodings", "tasks", "seeds", "baseline", "alpha")
 Watch = Callable[[int, int, Record], None]
 
 
@@ -211,87 +204,6 @@ def fits(trial: Trial) -> None:
     if limit is not None and limit < longest:
         raise ContextLengthExceeded(trial.plugin.name, limit, longest)
     kind_of(trial).check(trial, limit)
-
-
-def claim(folder: Path, study: StudyConfig) -> None:
-    """Makes the folder this study's own, or refuses it.
-
-    Raises:
-        UserError: the folder holds another study, or files that are no study's. Of two studies that ask for one folder
-            at one moment the first has it.
-        StorageError: it cannot be written.
-    """
-    mine = to_plain(study)
-    known = folder / IDENTITY
-    history: list[dict[str, Any]] = []
-    if there := is_file(known):
-        history = declarations(folder)
-        theirs = _completed(read_identity(folder))
-        if differences := _differences(_settings(theirs), _settings(mine)):
-            raise UserError(
-                f"folder '{folder}' belongs to another study ({'; '.join(differences[:3])}): "
-                "choose another with --out, or remove it"
-            )
-    try:
-        if not there and folder.exists() and (not folder.is_dir() or any(map(_foreign, folder.iterdir()))):
-            raise UserError(f"folder '{folder}' holds something that is no study: choose another with --out")
-        folder.mkdir(parents=True, exist_ok=True)
-        whole = mine | {DECLARED: declared(history, study)}
-        write_atomically(known, json.dumps(whole, indent=1, sort_keys=True).encode(), fresh=not there)
-    except FileExistsError:
-        claim(folder, study)
-    except OSError as error:
-        raise StorageError(f"folder '{folder}' cannot be written: {error.strerror}") from error
-
-
-def _foreign(file: Path) -> bool:
-    """Whether a file of an unclaimed folder is none that another study is just claiming it with."""
-    return file.name != IDENTITY and not (file.name.startswith(f".{IDENTITY}.") and file.suffix == ".tmp")
-
-
-def read_identity(folder: Path) -> dict[str, Any]:
-    """The plain StudyConfig that a study folder holds."""
-    return {name: value for name, value in _identity(folder).items() if name != DECLARED}
-
-
-def declarations(folder: Path) -> list[dict[str, Any]]:
-    """What was declared in a study folder, the first first; nothing in one that is older than declarations."""
-    history = _identity(folder).get(DECLARED, []) if is_file(folder / IDENTITY) else []
-    if not isinstance(history, list) or not all(isinstance(entry, dict) and "hash" in entry for entry in history):
-        raise UserError(f"folder '{folder}': {DECLARED} of {IDENTITY} are damaged: remove the folder, its trials stay")
-    return history
-
-
-def _identity(folder: Path) -> dict[str, Any]:
-    try:
-        plain = json.loads((folder / IDENTITY).read_text())
-        if not isinstance(plain, dict):
-            raise ValueError(f"it holds a {type(plain).__name__} in place of settings by name")
-    except (OSError, ValueError) as error:
-        raise UserError(f"folder '{folder}' is no study's: it has no readable {IDENTITY} ({error})") from None
-    return plain
-
-
-def _completed(plain: dict[str, Any]) -> dict[str, Any]:
-    """With the settings that came after the folder was written, which stand at their defaults there."""
-    try:
-        return to_plain(build(StudyConfig, plain, where=IDENTITY))
-    except UserError:
-        return plain
-
-
-def _settings(plain: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in plain.items() if name not in GRID}
-
-
-def _differences(theirs: Any, mine: Any, path: str = "") -> list[str]:
-    if isinstance(theirs, dict) and isinstance(mine, dict):
-        return [
-            told
-            for name in sorted(theirs.keys() | mine.keys())
-            for told in _differences(theirs.get(name), mine.get(name), f"{path}.{name}" if path else name)
-        ]
-    return [] if theirs == mine else [f"{path} is {theirs} there and {mine} here"]
 
 
 def run(plan: Plan, store: Store, *, executor: Executor, tracker: Tracker, watch: Watch) -> dict[str, Record]:

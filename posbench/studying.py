@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from posbench import copying
 from posbench.arguments import assignment, executor_named, home, names, path_of, seed_numbers, tracker_named
 from posbench.console import Progress, say, short, terminal_width
 from posbench.errors import UserError
@@ -118,7 +118,9 @@ def status(
     if (Path(what) / "study.json").is_file():
         if changes or preset:
             raise UserError(f"'{what}' is a study's folder, which says all by itself: leave the options out")
-        wanted = {Path(what).resolve().name: _kept(Path(what))}
+        from posbench import study_folder
+
+        wanted = {Path(what).resolve().name: study_folder.kept_in(Path(what))}
     else:
         wanted = _wanted(what, preset, changes)
     for name, config in wanted.items():
@@ -128,11 +130,11 @@ def status(
 def report(folder: Annotated[Path, typer.Argument(help="Folder of a study, such as out/glue-mini.")]) -> None:
     """Write the tables and figures of a study again from the stored results, and print the table."""
     from posbench import study as studies
-    from posbench import tuning
+    from posbench import study_folder, tuning
     from posbench.store import Store
 
     store = Store(home() / "trials")
-    plan = tuning.settled(studies.plan(_kept(folder), skip_missing=True), store)
+    plan = tuning.settled(studies.plan(study_folder.kept_in(folder), skip_missing=True), store)
     _report(plan, studies.known(plan, store), folder.resolve())
     say(f"tables and figures: {short(folder.resolve())}")
 
@@ -181,13 +183,6 @@ def _wanted(suite: str, preset: str, changes: Mapping[str, Any]) -> dict[str, St
     return {f"{config.suite}-{config.preset}": config}
 
 
-def _kept(folder: Path) -> StudyConfig:
-    from posbench import study as studies
-    from posbench.config import StudyConfig, build
-
-    return build(StudyConfig, studies.read_identity(folder), where=f"{folder / studies.IDENTITY}")
-
-
 def _folder(name: str, out: str, *, several: bool) -> Path:
     if not out:
         return home() / name
@@ -207,7 +202,7 @@ def _planned(config: StudyConfig, skip_missing: bool) -> Plan:
 def _run(plan: Plan, folder: Path, where: Callable[..., Executor], tracker: str) -> bool:
     """Runs what is missing, reports, and says whether a trial failed."""
     from posbench import study as studies
-    from posbench import tuning
+    from posbench import study_folder, tuning
     from posbench.quarantine import prove_once
     from posbench.registry import ENCODINGS
     from posbench.store import Store
@@ -221,23 +216,15 @@ def _run(plan: Plan, folder: Path, where: Callable[..., Executor], tracker: str)
     news = {trial.config.encoding.label: trial for trial in (*plan.tuning, *plan.trials)
             if trial.fingerprint not in known and ENCODINGS.own(trial.config.encoding.name)}
     prove_once(list(news.values()), home() / "proofs")
-    studies.claim(folder, plan.study)
+    study_folder.claim(folder, plan.study)
     for why in plan.skipped.values():
         say(f"skipped: {why}")
-    copy.prepare()
-    # Names in MLflow are narrower than names of folders.
-    copy.begin(
-        "posbench-" + re.sub(r"[^A-Za-z0-9._-]+|\.{2,}", "-", folder.name)[:50],
-        f"{plan.trials[0].suite.title}, preset {plan.study.preset}",
-    )
+    copying.begin(copy, plan, folder)
     with Progress(plan.planned, len(known), phases=plan.study.search is not None) as watch:
         plan = tuning.tune(plan, store, executor=place, tracker=copy, watch=watch)
         records = studies.run(plan, store, executor=place, tracker=copy, watch=watch)
     files = _report(plan, records, folder)
-    from posbench.outcome import summary
-
-    copy.summary(folder.name, summary(plan, records), {file.name: file for file in files})
-    if told := copy.end():
+    if told := copying.conclude(copy, plan, records, files, folder):
         say(told)
     say(
         f"tables and figures: {short(folder)}"

@@ -54,7 +54,7 @@ ALLOWED = {
                     "positions", "seeds"},
     "suite": {"config"},
     "tokens": {"errors", "seeds"},
-    "checkpoint": {"store"},
+    "checkpoint": {"errors", "store"},
     "training": {"checkpoint"},
     "interrupt": {"errors"},
     "locks": {"errors"},

@@ -18,7 +18,8 @@ from posbench.errors import StorageError, UserError
 from posbench.execute import Here
 from posbench.locks import exclusive
 from posbench.store import Record, Store
-from posbench.study import claim, from_preset
+from posbench.study import from_preset
+from posbench.study_folder import claim
 from posbench.turns import Turns
 from tests.test_runner import trial
 from tests.test_workers import wild

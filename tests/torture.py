@@ -22,6 +22,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from posbench.checkpoint import PAUSE_VARIABLE
 from posbench.store import MANIFEST, Store
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -60,9 +61,10 @@ class Study:
 
     def start(self, jobs: int) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "posbench", "study", str(self.file), "--jobs", str(jobs),
-                   "--checkpoint-seconds", "0", "--out", str(self.folder)]
+                   "--out", str(self.folder)]
+        environment = {**os.environ, "POSBENCH_HOME": str(self.home), PAUSE_VARIABLE: "0"}
         return subprocess.Popen(command, cwd=ROOT, start_new_session=True, stdout=subprocess.DEVNULL,
-                                stderr=subprocess.PIPE, env={**os.environ, "POSBENCH_HOME": str(self.home)})
+                                stderr=subprocess.PIPE, env=environment)
 
     def results(self) -> list[str]:
         """Fingerprints of the trials that have a manifest."""

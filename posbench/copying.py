@@ -1,0 +1,60 @@
+"""The copy of a study for browsing: what goes into it, and the command that fills in what it misses."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from posbench.arguments import home
+from posbench.console import say
+from posbench.errors import StorageError
+
+if TYPE_CHECKING:
+    from posbench.store import Record
+    from posbench.study import Plan
+    from posbench.tracker import Tracker
+
+WRITTEN = (".md", ".html", ".tex", ".txt", ".csv", ".png", ".svg")
+"""Endings of the files that reports write."""
+
+
+def begin(copy: Tracker, plan: Plan, folder: Path) -> None:
+    """Opens the copy of a study."""
+    copy.prepare()
+    # Names in MLflow are narrower than names of folders.
+    name = re.sub(r"[^A-Za-z0-9._-]+|\.{2,}", "-", folder.name)[:50]
+    copy.begin(f"posbench-{name}", f"{plan.trials[0].suite.title}, preset {plan.study.preset}")
+
+
+def conclude(copy: Tracker, plan: Plan, records: Mapping[str, Record], files: Sequence[Path], folder: Path) -> str:
+    """Adds the study's means, tables and figures; returns what could not be copied, empty when nothing."""
+    from posbench.outcome import summary
+
+    copy.summary(folder.name, summary(plan, records), {file.name: file for file in files})
+    return copy.end()
+
+
+def sync(folder: Annotated[Path, typer.Argument(help="Folder of a study, such as out/glue-mini.")]) -> None:
+    """Fill in what the MLflow copy of a study misses, from the stored results; runs nothing."""
+    from posbench import study as studies
+    from posbench import study_folder, tuning
+    from posbench.store import Store
+    from posbench.track import MLflow
+
+    store = Store(home() / "trials")
+    plan = tuning.settled(studies.plan(study_folder.kept_in(folder), skip_missing=True), store)
+    known = studies.known(plan, store)
+    tuned = plan.tuned.records if plan.tuned else {}
+    copy = MLflow(os.environ.get("MLFLOW_TRACKING_URI") or home())
+    begin(copy, plan, folder.resolve())
+    for record in (*tuned.values(), *known.values()):
+        copy.trial(record, {})
+    files = [file for file in sorted(folder.iterdir()) if file.is_file() and file.suffix in WRITTEN]
+    if told := conclude(copy, plan, known, files, folder.resolve()):
+        raise StorageError(told)
+    say(f"the MLflow copy has all {len(tuned) + len(known)} results of {folder}")
