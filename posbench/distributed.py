@@ -15,14 +15,13 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from posbench.config import TrialConfig, build, to_plain
 from posbench.errors import UserError
-from posbench.seeds import number
 
 if TYPE_CHECKING:
     import numpy as np
     from accelerate import Accelerator
 
+    from posbench.config import TrialConfig
     from posbench.objective import Objective
     from posbench.training import Training
 
@@ -106,6 +105,8 @@ def same_start(state: Training, seed: int) -> None:
     import torch
     from accelerate.utils import broadcast_object_list
 
+    from posbench.seeds import number
+
     told = broadcast_object_list([state.capture(state.spent) if rank() == 0 and state.step else None])[0]
     if rank() and told:
         state.restore(*told)
@@ -132,6 +133,8 @@ def announce(trial: TrialConfig | None) -> None:
         return
     from accelerate.utils import broadcast_object_list
 
+    from posbench.settings import to_plain
+
     broadcast_object_list([None if trial is None else to_plain(trial)])
 
 
@@ -139,6 +142,7 @@ def follow() -> None:
     """The life of every process but the first: the trials that the coordinator names, until it names none."""
     from accelerate.utils import broadcast_object_list
 
+    from posbench.config import TrialConfig, build
     from posbench.runner import run
     from posbench.trial import resolve
 
