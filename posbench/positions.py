@@ -61,7 +61,8 @@ class Positions:
         The first real token stands at 0 whatever the side and whatever the padding id.
         """
         real = mask.bool()
-        if bool((real[:, 1:] <= real[:, :-1]).all()):
+        # Where the longest row is padded too, its padding must not use up a table: those positions are not counted on.
+        if bool((real[:, 1:] <= real[:, :-1]).all()) and bool(real[:, -1].any()):
             return replace(cls.first(mask.shape[1], causal=causal, device=mask.device), keys=real)
         index = (real.long().cumsum(-1) - 1).clamp(min=0)
         return cls(q=index, k=index, end=int(index.max()) + 1, causal=causal, keys=real, ordered=True)

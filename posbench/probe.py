@@ -5,6 +5,7 @@ Shapes: B batch, H heads, L tokens, Q queries, K keys, D model width, d head wid
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 import random
@@ -172,12 +173,26 @@ class Subject:
         self.causal = shape != "encoder"
         # Embeddings of standard deviation 1 make absolute tables as strong as the random inputs they are added to.
         self.dimensions = Dimensions(width=32, heads=2, layers=2, length=32, causal=self.causal, embedding_std=1.0)
+        self._measure()
+
+    def _measure(self) -> None:
         self.limit = self.bare().max_length
         if self.limit is not None and self.limit < 8:
-            raise UserError(f"encoding '{encoding.spelled()}' ends at {self.limit} positions: "
+            raise UserError(f"encoding '{self.encoding_class.spelled()}' ends at {self.limit} positions: "
                             "the checks need at least 8")
         self.length = 16 if self.limit is None else min(16, self.limit // 2)
         self.long = 2 * self.dimensions.length if self.fits(2 * self.dimensions.length) else self.length
+
+    def resized(self, **sizes: int) -> Subject:
+        """The same encoding in a model of other Dimensions.
+
+        Raises:
+            UserError: its options do not fit them.
+        """
+        other = copy.copy(self)
+        other.dimensions = replace(self.dimensions, **sizes)
+        other._measure()
+        return other
 
     def bare(self, dimensions: Dimensions | None = None) -> Encoding:
         """A new instance whose parameters have no values yet."""
@@ -192,7 +207,7 @@ class Subject:
 
     def model(self, dtype: torch.dtype = torch.float64, encoding: type[Encoding] | None = None,
               **settings: Any) -> Transformer:
-        """The template with two layers and a head for every token, the encoding's parameters N(0, 1).
+        """The template with a few layers and a head for every token, the encoding's parameters N(0, 1).
 
         Args:
             dtype: of all weights.
@@ -200,7 +215,8 @@ class Subject:
             settings: of ModelConfig.
         """
         settings = {"dropout": 0.0, "initial_std": 0.2, "attention": self.attention, **settings}
-        config = ModelConfig(shape=self.shape, width=self.dimensions.width, heads=self.dimensions.heads, layers=2,
+        config = ModelConfig(shape=self.shape, width=self.dimensions.width, heads=self.dimensions.heads,
+                             layers=self.dimensions.layers,
                              feedforward=32, embedding_std=1.0, **settings)
         model = Transformer(config, encoding or self.encoding_class, self.config if encoding is None else None,
                             vocabulary=VOCABULARY, length=self.dimensions.length, head=Head(kind="token", outputs=3))

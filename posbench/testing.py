@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from posbench import guarantees, properties, structure, upkeep
+from posbench import claims, guarantees, properties, structure, upkeep
 from posbench.config import Scalar
 from posbench.contract import VISIBLE, Check, Verdict
 from posbench.encoding import Encoding
@@ -36,7 +36,7 @@ def _order(check: Check) -> tuple[int, str]:
 
 
 CHECKS: tuple[Check, ...] = tuple(sorted(
-    (value for module in (guarantees, properties, structure, upkeep)
+    (value for module in (claims, guarantees, properties, structure, upkeep)
      for value in vars(module).values() if isinstance(value, Check)),
     key=_order,
 ))

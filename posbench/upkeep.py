@@ -1,12 +1,9 @@
-"""Upkeep: what every encoding owes as a module: what it declares, keeps, draws, counts and leaves alone."""
+"""Upkeep: what every encoding owes as a module: what it keeps, draws and leaves alone."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
-import dataclasses
-import inspect
-import re
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
@@ -15,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from posbench.contract import check
-from posbench.encoding import Encoding, Paper, overrides
+from posbench.encoding import Encoding, overrides
 from posbench.positions import Positions
 from posbench.probe import (
     KINDS,
@@ -33,27 +30,6 @@ from posbench.probe import (
 )
 from posbench.residence import Residence
 from posbench.seeds import generator
-
-ARXIV = r"\d{4}\.\d{4,5}"
-
-
-@check("P0", "declaration: paper, options, documentation", tolerance=0)
-def declaration(subject: Subject) -> float:
-    """The class says what it follows, and its Config is frozen, with a meaning for each option."""
-    cls = subject.encoding_class
-    paper = getattr(cls, "paper", None)
-    if not (isinstance(paper, Paper) and paper.title and paper.equations):
-        raise ContractError("cites nothing: set paper = Paper(title=..., equations=..., arxiv='YYMM.NNNNN')")
-    if paper.arxiv and not re.fullmatch(ARXIV, paper.arxiv):
-        raise ContractError(f"arxiv = {paper.arxiv!r} is no id such as '2104.09864': leave it out if unpublished")
-    if not (dataclasses.is_dataclass(cls.Config) and cls.Config.__dataclass_params__.frozen):  # type: ignore[attr-defined]
-        raise ContractError("Config is no frozen dataclass: decorate it with @dataclass(frozen=True, kw_only=True)")
-    for field in dataclasses.fields(cls.Config):
-        if not field.metadata.get("meaning"):
-            raise ContractError(f"option '{field.name}' has no meaning: make it option(DEFAULT, 'meaning with unit')")
-    if not inspect.getdoc(cls) or inspect.getdoc(cls) == inspect.getdoc(Encoding):
-        raise ContractError("the class has no docstring")
-    return 0.0
 
 
 @check("P10", "no randomness and no side effects", shapes=SHAPES, kinds=KINDS, tolerance=0)
@@ -169,20 +145,6 @@ def differences(subject: Subject) -> float:
     x = numbers(1, 5, layer.dimensions.width, name="differences").requires_grad_()
     leaves = [value.detach().clone().requires_grad_() for value in values]
     torch.autograd.gradcheck(f, (x, *leaves), fast_mode=True, eps=eps, atol=atol, rtol=rtol)
-    return 0.0
-
-
-@check("P17", "number of parameters as the formula says", shapes=SHAPES, tolerance=0)
-def parameters(subject: Subject) -> float:
-    """The difference between parameter_count and the parameters that are there."""
-    stacks = [subject.dimensions]
-    if subject.shape == "encoder-decoder":
-        stacks.append(replace(subject.dimensions, causal=False))
-    config = subject.bare().config
-    said = sum(subject.encoding_class.parameter_count(dimensions, config) for dimensions in stacks)
-    there = sum(p.numel() for p in subject.model().encodings.parameters())
-    if said != there:
-        raise ContractError(f"parameter_count says {said}, the model has {there}")
     return 0.0
 
 

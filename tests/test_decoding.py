@@ -175,6 +175,20 @@ def test_padding_does_not_use_up_the_table():
         model(tokens[:, :1], cache=cache)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("shape", ["encoder", "decoder"])
+def test_padding_on_the_right_does_not_use_up_the_table_either(shape):
+    """As when all rows are padded to one width: 9 and 4 real tokens of 12, and a table of 9."""
+    probe = subject("learned", shape=shape, max_length=9)
+    model, tokens = probe.model(), probe.tokens(2, 12)
+    mask = torch.arange(12) < torch.tensor([[9], [4]])
+    padded = model(tokens, attention_mask=mask)
+    for row, real in zip(range(2), (9, 4), strict=True):
+        close(model(tokens[row : row + 1, :real])[0], padded[row, :real])
+    with pytest.raises(ContextLengthExceeded, match="was given 10"):
+        model(tokens, attention_mask=torch.arange(12) < torch.tensor([[10], [4]]))
+
+
 def test_what_is_kept_grows_by_doubling_and_stays_as_it_was():
     layer, keys, stores = LayerCache(), torch.randn(2, 3, 300, 4), set()
     for t in range(300):

@@ -511,6 +511,41 @@ class Moved(Sound):
         return torch.where(distance > 10**6, torch.tensor(0.5), -table[distance.abs()]) * slopes[:, None]
 
 
+class RightAtTwoHeads(Trained):
+    """A number where it should be read off the model; the checks' own models have two heads."""
+
+    @classmethod
+    def parameter_count(cls, dimensions, config):
+        return 2
+
+
+class MadeForTwoHeads(Sound):
+    def offset_bias(self, distance):
+        return -distance.abs().float().expand(2, -1)
+
+
+class MadeForOneWidth(Absolute):
+    def embed(self, x, at):
+        return x + maths.sinusoids(at.q, 32).to(x.dtype)
+
+
+class ScopeUnheardOf(Sound):
+    scope = "layers"
+
+
+class ClaimsInWords(Sound):
+    properties = Properties(reversal="yes", shift="yes")
+
+
+class ClaimsSomethingElse(Sound):
+    properties = Properties(reversal=True, shift=True, beyond="clipped")
+
+
+class EndsBetweenPositions(Absolute):
+    properties = replace(Absolute.properties, beyond="refused")
+    max_length = 32.0
+
+
 class Deterministic(Sound):
     def offset_bias(self, distance):
         torch.use_deterministic_algorithms(True)
@@ -562,6 +597,10 @@ FAULTS = {  # class: a check that must fail, and a word of its reason
     NotANumberWhenPaddedOnTheLeft: ("P7", "measured nan"), NotANumberAtOneKey: ("P20", "measured nan"),
     NeitherFallsNorRises: ("P14", "measured 1"), TableOfTheFirstType: ("P13", "bfloat16"),
     MadeOnTheProcessor: ("P22", "made without a device"), AnswersFromTheProcessor: ("P22", "made without a device"),
+    RightAtTwoHeads: ("P17", "says 2, the model has 3, width 48, heads 3"), MadeForTwoHeads: ("P17", "returned"),
+    MadeForOneWidth: ("P17", "size of tensor"), ScopeUnheardOf: ("P0", "scope = 'layers'"),
+    ClaimsInWords: ("P0", "properties.reversal = 'yes'"), ClaimsSomethingElse: ("P0", "properties.beyond = 'clipped'"),
+    EndsBetweenPositions: ("P0", "max_length is 32.0"),
     Deterministic: ("P10", "global switch"), Coarse: ("P10", "global switch"), Surroundings: ("P10", "global switch"),
     Crashes: ("P6", "RuntimeError: out of ideas"), BornDead: ("P17", "TypeError: no such thing"),
 }
