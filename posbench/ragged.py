@@ -45,12 +45,10 @@ class Ragged:
         ids[real] = self.ids[(self.starts[:-1][rows][:, None] + places)[real]]
         return ids
 
-    def part(self, rows: np.ndarray) -> Ragged:
-        """These rows (their indices, or a mask of all rows) alone, in this order."""
-        rows = np.arange(len(self))[rows]
-        pieces = [self.ids[self.starts[row] : self.starts[row + 1]] for row in rows]
-        return Ragged(ids=np.concatenate([self.ids[:0], *pieces]), full=self.full[rows],
-                      starts=np.concatenate([[0], self.lengths[rows].cumsum()]))
+    def part(self, kept: np.ndarray) -> Ragged:
+        """The rows where `kept`, (N,) bool, is true."""
+        return Ragged(ids=self.ids[np.repeat(kept, self.lengths)], full=self.full[kept],
+                      starts=np.concatenate([[0], self.lengths[kept].cumsum()]))
 
 
 def encode_ragged(tokenizer: Tokenizer, texts: Sequence[str], limit: int) -> Ragged:

@@ -245,11 +245,11 @@ def load_pairs(suite: str, task: str, data: DataConfig) -> tuple[dict[str, Pairs
 def _trained(tokenizer: Tokenizer, rows: Rows, limit: int) -> Pairs:
     """Pairs whose sides are whole: a target that lost its end would teach to stop in the middle."""
     source, target = (encode_ragged(tokenizer, [row[side] for row in rows.texts], limit + 1) for side in (0, 1))
-    kept = np.flatnonzero((source.lengths <= limit) & (target.lengths <= limit))
-    if not len(kept):
+    kept = (source.lengths <= limit) & (target.lengths <= limit)
+    if not kept.any():
         raise UserError(f"every training pair has a side of more than {limit} tokens: raise data.max_length")
-    texts = [rows.texts[index] for index in kept]
-    return Pairs(source.part(kept), target.part(kept), texts, len(rows.texts) - len(kept),
+    texts = list(itertools.compress(rows.texts, kept))
+    return Pairs(source.part(kept), target.part(kept), texts, len(rows.texts) - len(texts),
                  returned(tokenizer, [row[1] for row in texts[:LOOKED_AT]]))
 
 

@@ -80,6 +80,10 @@ def test_compounds_are_split_at_hyphens_on_both_sides() -> None:
     assert bleu.corpus("bleu-split", outputs, references) == pytest.approx(expected)
     assert bleu.corpus("bleu-split", outputs, references) > bleu.corpus("bleu", outputs, references)
     assert "##AT##" in bleu.signature("bleu-split")
+    # perl -ple 's{(\S)-(\S)}{$1 ##AT##-##AT## $2}g', as the scripts on WMT14 do it, prints five tokens of this:
+    # ein vis ##AT##-##AT## a-vis dort
+    same = bleu.statistics("bleu-split", ["ein vis-a-vis dort"], ["ein vis-a-vis dort"])
+    assert same[0].tolist() == [5, 5, 5, 4, 3, 2, 5, 4, 3, 2]
 
 
 @pytest.mark.parametrize("name", ["bleu", "chrf"])

@@ -6,13 +6,15 @@ import itertools
 
 import numpy as np
 import pytest
+import torch
 
-from posbench.beam import Hypothesis
+from posbench.beam import Hypothesis, beam_search
 from posbench.config import EncodingChoice
 from posbench.ragged import encode_ragged
 from posbench.runner import _Run
 from posbench.study import from_preset
 from posbench.tokens import encode
+from posbench.transformer import Transformer
 from posbench.trial import resolve
 from tests.test_translation import SMALL, objective
 
@@ -54,9 +56,29 @@ def test_ragged_ids_are_those_of_the_padded_table(chunk: int, monkeypatch: pytes
     for rows in ([0], [59], *(draw.integers(0, 60, 5) for _ in range(20))):
         width = table.lengths[rows].max()
         assert (ragged.padded(np.asarray(rows), made.pad) == table.ids[rows, :width]).all()
-    short = np.flatnonzero(table.lengths < 10)
-    assert (ragged.part(short).padded(np.arange(len(short)), made.pad) == table.ids[short, : table.lengths[short].max()]
-            ).all()
+    short = table.lengths < 10
+    part, width = ragged.part(short), table.lengths[short].max()
+    assert 0 < len(part) == short.sum() < 60 and part.full.tolist() == table.full[short].tolist()
+    assert (part.padded(np.arange(len(part)), made.pad) == table.ids[short, :width]).all()
+
+
+def test_every_source_has_its_own_translation_in_its_own_place() -> None:
+    """Sources are searched sorted by length, many at once; with one at a time nothing can be exchanged."""
+    made = objective(model__initial_std="0.8", model__embedding_std="0.6", decode__max_output="6", decode__beam="3")
+    config = made.trial.config.model
+    model = Transformer(config, made.trial.encoding, made.trial.options, vocabulary=made.vocabulary, length=40,
+                        head=made.head(made.trial.task, made.vocabulary))
+    model.initialise(0)
+    model.eval()
+    scores = made.score(model, "test")
+    ends = [0, *scores.arrays["test/output_ends"].tolist()]
+    kept = [scores.arrays["test/output"].tobytes()[begin:end].decode() for begin, end in itertools.pairwise(ends)]
+    alone = []
+    for source, _ in made.splits["test"].texts:
+        ids = torch.tensor([encode_ragged(made.tokenizer, [source], 40).ids.tolist()])
+        alone += made.texts(beam_search(model, ids, None, made.search))
+    assert kept == alone and len(set(kept)) > 10
+    assert scores.arrays["test/source_words"].tolist() == [len(row[0].split()) for row in made.splits["test"].texts]
 
 
 def test_what_is_drawn_is_not_averaged() -> None:
