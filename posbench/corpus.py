@@ -7,9 +7,10 @@ Shapes: B batch, L bytes, W bytes of a window, N scored bytes.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator
-from typing import Any, cast
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,13 +20,12 @@ from torch.nn import functional
 from posbench.errors import UserError
 from posbench.language import SCORING_TOKENS, Language, row_of
 from posbench.seeds import numpy_generator
-from posbench.transformer import Transformer
 from posbench.trial import Trial
 
-BY_POSITION = "bits by position"
+BY_PLACE = "bits by place in window"
 SLIDING = "bits per byte, sliding"
 BYTES = 256
-FIRST = 8  # bytes of the first bin of positions; later ones double. Fewer would be a mean over hardly any bytes.
+FIRST = 8  # bytes of the first bin of places; later ones double. Fewer would be a mean over hardly any bytes.
 
 
 class Corpus(Language):
@@ -122,19 +122,26 @@ class Corpus(Language):
         sliding = self.nats(model, split, length, self.stride)
         rows.append(row_of(split, length, SLIDING, bits(sliding), len(sliding), higher=False))
         arrays = {f"{split}/nats, {length}": nats, f"{split}/nats sliding, {length}": sliding}
-        if length == self.lengths[-1] or self._refuses(model, 2 * length):
-            by_place = nats.reshape(-1, length)
-            start, stop = 0, min(FIRST, length)
-            while start < length:
-                part = by_place[:, start:stop].ravel()
-                rows.append(row_of(split, stop, BY_POSITION, bits(part), len(part), higher=False))
-                start, stop = stop, min(2 * stop, length)
+        # Each place from the shortest windows that have it. In the longest ones alone the first places would be a few
+        # bytes, and others than an encoding with an end is scored on.
+        by_place = nats.reshape(-1, length)
+        for start, stop in itertools.pairwise(places(self.lengths, length)):
+            part = by_place[:, start:stop].ravel()
+            rows.append(row_of(split, stop, BY_PLACE, bits(part), len(part), higher=False))
         return rows, arrays
 
-    @staticmethod
-    def _refuses(model: nn.Module, length: int) -> bool:
-        limit = cast(Transformer, model).encoding(0).max_length
-        return limit is not None and limit < length
+
+def places(lengths: Sequence[int], length: int) -> list[int]:
+    """Borders of the bins of places that windows of one of these lengths are the shortest to have.
+
+    The first length has bins of 8, 8, 16, 32, ... places, every other one the places behind the length before.
+    """
+    if length != lengths[0]:
+        return [max(other for other in lengths if other < length), length]
+    borders = [0]
+    while borders[-1] < length:
+        borders.append(min(2 * borders[-1] or FIRST, length))
+    return borders
 
 
 def _divisors(number: int) -> list[int]:

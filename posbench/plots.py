@@ -67,6 +67,8 @@ def by_length(frame: pd.DataFrame, path: Path, *, trained: Mapping[str, int], no
     """
     panels = [(key, rows) for key, rows in frame[frame["length"].notna()].groupby(["task", "metric"], sort=False)
               if rows["length"].nunique() > 1]
+    panels = [panel for place, panel in enumerate(panels)
+              if not any(_repeats(panel, earlier) for earlier in panels[:place])]
     encodings = list(dict.fromkeys(frame["encoding"]))
     chosen = looks(encodings)
 
@@ -83,14 +85,27 @@ def by_length(frame: pd.DataFrame, path: Path, *, trained: Mapping[str, int], no
         shown = sorted(set(map(int, points["length"])))
         axis.set_xticks(shown, [str(length) for length in shown], fontsize=8)
         axis.minorticks_off()
+        # Bands of few seeds reach far outside of what a score can be, and would press the lines together.
+        low, high = points["value"].min(), points["value"].max()
+        room = 0.05 * (high - low) or 0.05
+        axis.set_ylim(low - room, high + room)
 
-    caption = ("Mean over seeds, band: 95 % t interval; dotted line: trained length. Where a line ends early the "
-               f"encoding is refused beyond. {note}")
+    caption = ("Mean over seeds, band: 95 % t interval, cut at the panel's edge, which is the range of the scores; "
+               f"dotted line: trained length. Where a line ends early the encoding is refused beyond. {note}")
     return panelled(panels, encodings, draw, path, across="tokens", caption=caption, above=0.9)
 
 
+def _repeats(panel: tuple[tuple, pd.DataFrame], earlier: tuple[tuple, pd.DataFrame]) -> bool:
+    """Whether a panel shows what another of its task does, as token accuracy does where answers are one token."""
+    if panel[0][0] != earlier[0][0]:
+        return False
+    names = ["encoding", "seed", "length"]
+    one, two = (part[1].set_index(names)["value"].sort_index() for part in (panel, earlier))
+    return one.equals(two)
+
+
 def panelled(panels: list, encodings: list[str], draw: Callable[[Axes, str, pd.DataFrame], None], path: Path, *,
-             across: str, caption: str, above: float) -> list[Path]:
+              across: str, caption: str, above: float) -> list[Path]:
     """A panel for each ((task, metric), points), up to three in a row, with one legend beside and a caption over them.
 
     Args:

@@ -26,8 +26,8 @@ RANKED = 5
 """Tasks from which on ranks are tested and drawn; over fewer, whole ranks hardly average out."""
 
 
-BY_POSITION = "bits by position"
-"""A score of so many lengths that it is drawn, and not printed."""
+DRAWN = ("bits by place in window", "bits by position")
+"""Scores of so many lengths that they are drawn, and not printed; the second is in results of earlier versions."""
 
 
 class Scoreboard(Report):
@@ -51,7 +51,7 @@ class Scoreboard(Report):
                 draw = partial(plots.rank_plot, comparison, note=note)
                 parts.append(Figure(title="Average ranks", name="ranks", draw=draw))
         trained = lengths.trained(context.frame)
-        parts += lengths.tables(context.frame, common, left_out=(BY_POSITION,))
+        parts += lengths.tables(context.frame, common, left_out=DRAWN)
         if not lengths.several(context.frame).empty:
             parts.append(Figure(title="Scores by length", name="lengths",
                                 draw=partial(plots.by_length, lengths.several(context.frame),

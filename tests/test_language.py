@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from typing import Any
 
@@ -80,7 +81,8 @@ def test_lengths_effective_length_and_area() -> None:
 
 def test_only_the_answer_is_scored_and_only_it_is_learned(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [("ab=", "ba"), ("a=", "a"), ("abb=", "bba")]
-    objective = with_rows(trial(), monkeypatch, train=rows, validation=rows, test=[("b" * 9 + "=", "a")])
+    objective = with_rows(trial(evaluation__longest="1"), monkeypatch, train=rows, validation=rows,
+                          test=[("b" * 9 + "=", "a")])
     # Start and padding, then the symbols in their order.
     assert objective.vocabulary == 5 and objective.ids == {"=": 2, "a": 3, "b": 4}
     seen: list[torch.Tensor] = []
@@ -125,7 +127,8 @@ def test_answers_are_those_of_greedy_decoding() -> None:
 
 def test_padding_and_batch_size_change_no_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [("ab=", "ba"), ("a=", "a"), ("abbabb=", "bbabba")]
-    objective = with_rows(trial(), monkeypatch, train=rows, validation=rows, test=[("b" * 9 + "=", "a")])
+    objective = with_rows(trial(evaluation__longest="1"), monkeypatch, train=rows, validation=rows,
+                          test=[("b" * 9 + "=", "a")])
     one = objective.trial
     model = Transformer(one.config.model, one.encoding, one.options, vocabulary=objective.vocabulary, length=16,
                         head=objective.head(one.task, objective.vocabulary)).eval()
@@ -247,13 +250,75 @@ def test_bits_are_those_of_a_known_model_over_the_same_bytes(monkeypatch: pytest
     scores = objective.score(Fixed(logits), "test")
     expected = math.fsum(nats) / len(nats) / math.log(2)
     for row in scores.rows:
-        if row["metric"] != "bits by position":
+        if row["metric"] != "bits by place in window":
             assert row["value"] == pytest.approx(expected, rel=1e-6) and row["n"] == 256
-    by_position = [row for row in scores.rows if row["metric"] == "bits by position"]
-    assert [row["length"] for row in by_position] == [8, 16, 32]
-    assert sum(row["n"] for row in by_position) == 256
-    # Summed over places, weighted by their numbers, it is the whole again.
-    assert sum(row["value"] * row["n"] for row in by_position) / 256 == pytest.approx(expected, rel=1e-6)
+    by_place = [row for row in scores.rows if row["metric"] == "bits by place in window"]
+    assert [(row["length"], row["n"]) for row in by_place] == [(8, 256), (16, 128), (32, 128)]
+    assert by_place[0]["value"] == pytest.approx(expected, rel=1e-6)
+    for row in by_place[1:]:
+        # Every place of every window, looked at one by one: the second half of windows of this length.
+        own = [cost for place, cost in enumerate(nats) if place % row["length"] >= row["length"] // 2]
+        assert row["value"] == pytest.approx(math.fsum(own) / len(own) / math.log(2), rel=1e-6)
+
+
+def test_places_of_windows_are_each_in_one_bin() -> None:
+    for trained, longest in ((64, 8), (12, 4), (4, 8), (8, 1)):
+        scored = lengths(trained, longest)
+        bins = [pair for length in scored for pair in itertools.pairwise(corpus.places(scored, length))]
+        assert [place for start, stop in bins for place in range(start, stop)] == list(range(scored[-1]))
+    assert corpus.places((64, 128), 64) == [0, 8, 16, 32, 64] and corpus.places((64, 128), 128) == [64, 128]
+    assert corpus.places((12, 24), 12) == [0, 8, 12]
+
+
+def test_an_encoding_with_an_end_has_the_same_bytes_at_each_place_as_all_others() -> None:
+    rows = {}
+    for encoding in ("learned", "nope"):
+        one = trial(encoding, "lm", "docs", evaluation__tokens="256")
+        objective = objective_of(one)
+        model = Transformer(one.config.model, one.encoding, one.options, vocabulary=256, length=16,
+                            head=objective.head(one.task, 256)).eval()
+        model.initialise(0)
+        with torch.no_grad():
+            scores = objective.score(model, "test")
+        rows[encoding] = {row["length"]: row["n"] for row in scores.rows if row["metric"] == corpus.BY_PLACE}
+    assert rows == {"learned": {8: 128, 16: 128}, "nope": {8: 128, 16: 128, 32: 128, 64: 128, 128: 128}}
+
+
+def test_the_same_text_in_the_first_and_in_a_later_window_costs_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every window is built alike: none has a start symbol of its own, and none carries anything over."""
+    objective = text(monkeypatch, bytes(range(16)) * 40, evaluation__longest="1")
+    one = objective.trial
+    model = Transformer(one.config.model, one.encoding, one.options, vocabulary=256, length=8,
+                        head=objective.head(one.task, 256)).eval()
+    model.initialise(0)
+    with torch.no_grad():
+        nats = objective.nats(model, "test", 8, 8).reshape(-1, 8)
+    for window in range(2, 8, 2):
+        assert nats[window] == pytest.approx(nats[0], rel=1e-6)
+    assert abs(nats[1] - nats[0]).max() > 1e-3
+
+
+def test_sliding_bits_are_those_of_a_loop_over_single_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each byte in a window of its own run, one forward pass for each, and the sums over them."""
+    content = np.random.default_rng(5).integers(0, 256, 150, dtype=np.uint8)
+    objective = text(monkeypatch, content.tobytes(), evaluation__longest="2", evaluation__stride="2")
+    one = objective.trial
+    model = Transformer(one.config.model, one.encoding, one.options, vocabulary=256, length=8,
+                        head=objective.head(one.task, 256)).eval()
+    model.initialise(0)
+    first, end = objective.scored("test")
+    assert (first, end) == (16, 144)  # the last six bytes are no whole window of 16
+    with torch.no_grad():
+        rows = objective.score(model, "test").rows
+        for window, stride in ((8, 8), (16, 16), (8, 2), (16, 2)):
+            total = 0.0
+            for place in range(first, end):
+                last = first + ((place - first) // stride + 1) * stride  # one past the window's last target
+                read = torch.tensor([content[last - window - 1 : place].tolist()])
+                total -= float(model(read)[0, -1].double().log_softmax(-1)[content[place]])
+            name = "bits per byte" if stride == window else "bits per byte, sliding"
+            value = next(row["value"] for row in rows if (row["metric"], row["length"]) == (name, window))
+            assert value == pytest.approx(total / (end - first) / math.log(2), rel=1e-5)
 
 
 def test_a_window_sees_so_many_bytes_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:

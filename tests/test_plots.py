@@ -128,3 +128,28 @@ def test_drawing_touches_no_figure_and_no_setting_of_the_caller():
               "assert dict(matplotlib.rcParams) == before\n"
               "pyplot = sys.modules.get('matplotlib.pyplot')\nassert pyplot is None or not pyplot.get_fignums()\n")
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def scored(values: dict[str, list[list[float]]], task: str, metric: str) -> pd.DataFrame:
+    """Rows by length from, for each encoding, one list of values a seed."""
+    return pd.DataFrame([{"encoding": encoding, "task": task, "seed": seed, "length": 32 * 2**place, "metric": metric,
+                          "value": value} for encoding, seeds in values.items() for seed, own in enumerate(seeds)
+                         for place, value in enumerate(own)])
+
+
+def test_wide_bands_of_few_seeds_do_not_press_the_lines_together(figures, tmp_path):
+    frame = scored({"rope": [[0.9, 0.0], [0.1, 0.0]], "nope": [[0.5, 0.1], [0.5, 0.1]]}, "reverse", "exact match")
+    plots.by_length(frame, tmp_path / "x", trained={"reverse": 32})
+    (axis,) = figures[0].axes
+    assert axis.get_ylim() == pytest.approx((-0.045, 0.945))  # of the scores 0 to 0.9, and a twentieth
+    assert {line.get_label(): line.get_ydata().tolist() for line in axis.get_lines() if len(line.get_xdata()) == 2
+            and line.get_label() in ("rope", "nope")} == {"rope": [0.5, 0.0], "nope": [0.5, 0.1]}
+
+
+def test_a_second_score_that_is_the_first_has_no_panel_of_its_own(figures, tmp_path):
+    one, other = {"rope": [[1.0, 0.5]]}, {"rope": [[1.0, 0.6]]}
+    frame = pd.concat([scored(one, "induction", "exact match"), scored(one, "induction", "token accuracy"),
+                       scored(one, "copy", "exact match"), scored(other, "copy", "token accuracy")])
+    plots.by_length(frame, tmp_path / "x", trained={"induction": 32, "copy": 32})
+    shown = [(axis.get_title().split()[0], axis.get_ylabel()) for axis in figures[0].axes if axis.get_title()]
+    assert shown == [("induction", "exact match"), ("copy", "exact match"), ("copy", "token accuracy")]
