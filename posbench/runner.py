@@ -215,9 +215,11 @@ class _Run:
                     if train.average > 1:
                         state.latest.append(state.weights())
                 state.step = step
-                if self.checkpoints is not None and (signals.asked or self.checkpoints.due()):
+                asked = signals.asked  # one that comes from here on waits for the next step, and its checkpoint
+                if self.checkpoints is not None and (asked or self.checkpoints.due()):
                     self.checkpoints.write(step, lambda: state.capture(self._spent(time.time())))
-                signals.obey()
+                if asked:
+                    signals.obey()
         if state.best is not None:
             self.model.load_state_dict(state.best[1])
         if state.latest:
