@@ -112,6 +112,9 @@ class Encoding(nn.Module):
         space: what a search may vary, a mapping from option to the values or bounds to try.
 
     Where options decide on scope, properties, needs_causal or in_cross, an instance restates them: ask instances.
+
+    What changes in training is a buffer, or else a number, a text or a torch.Generator held as an attribute: a trial
+    that is taken up in the middle gets these back, and nothing else.
     """
 
     paper: ClassVar[Paper]

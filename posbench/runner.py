@@ -222,6 +222,7 @@ class _Run:
                     if train.average > 1:
                         state.latest.append(state.weights())
                 state.step = step
+                # A signal that comes from here on waits for the next step, and its checkpoint.
                 stop = distributed.any_of_us(signals.asked)
                 if self.checkpoints is not None and (stop or self.checkpoints.due()):
                     self.checkpoints.write(step, lambda: state.capture(self._spent(time.time())))

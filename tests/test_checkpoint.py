@@ -136,3 +136,25 @@ SMALL = {**{name.replace(".", "__"): value for name, value in MODEL.items()}, "t
 def test_every_kind_of_task(suite: str, task: str, changes: dict[str, str], tmp_path: Path) -> None:
     one = trial("rope", suite, task, **SMALL, **changes)
     same(whole(one), chained(one, tmp_path))
+
+
+def test_an_encodings_own_counts_streams_and_caches_go_on(tmp_path: Path) -> None:
+    """A plugin that keeps its state in plain attributes, in a generator and outside the state dict."""
+    own = tmp_path / "own.py"
+    own.write_text(
+        "import torch\nfrom posbench.encoding import Encoding, Paper\nclass Own(Encoding):\n"
+        "    paper = Paper(title='t', equations='1')\n"
+        "    def __init__(self, dimensions, config=None):\n"
+        "        super().__init__(dimensions, config)\n"
+        "        self.count, self.stream = 0, torch.Generator().manual_seed(3)\n"
+        "        self.register_buffer('seen', torch.zeros(0), persistent=False)\n"
+        "    def embed(self, x, at):\n"
+        "        if self.training:\n"
+        "            self.count += 1\n            self.last = 'seen'\n"
+        "            self.seen = torch.cat([self.seen, torch.rand(1, generator=self.stream)])\n"
+        "        return x + self.count * self.seen.sum() / 1000\nENCODING = Own\n")
+    one = trial(str(own))
+    found = chained(one, tmp_path / "trial")
+    same(whole(one), found)
+    assert found["plain"]["attributes"] == {"encodings.0.count": 20, "encodings.0.last": "seen"}
+    assert len(found["state"]["caches/encodings.0.seen"]) == 4 * 20
