@@ -6,6 +6,7 @@ for, and one that fails to import breaks nothing else.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib
 import importlib.util
@@ -60,7 +61,7 @@ class Registry:
                 claims.setdefault(file.stem, []).append(
                     Found(file.stem, f"posbench {self.kind}/{file.name}", file=file)
                 )
-        for entry in sorted(entry_points(group=f"posbench.{self.kind}"), key=lambda entry: (entry.name, entry.value)):
+        for entry in _offered(f"posbench.{self.kind}", tuple(sys.path)):
             owner = f"{entry.dist.name} {entry.dist.version}" if entry.dist else "an unnamed distribution"
             claims.setdefault(entry.name, []).append(Found(entry.name, f"{owner} ({entry.value})", entry=entry))
         return dict(sorted(claims.items()))
@@ -142,6 +143,12 @@ class Registry:
             raise UserError(f"{self.singular} {origin} has no '{attribute}': end the file with {attribute} = YourClass")
         source = Path(module.__file__ or "").read_bytes() if module.__file__ else b""
         return Plugin(name, getattr(module, attribute), origin, hashlib.sha256(source).hexdigest())
+
+
+@functools.cache
+def _offered(group: str, paths: tuple[str, ...]) -> tuple[EntryPoint, ...]:
+    """What installed packages offer; the metadata of all of them are read once, and not for each of many trials."""
+    return tuple(sorted(entry_points(group=group), key=lambda entry: (entry.name, entry.value)))
 
 
 ENCODINGS, SUITES, REPORTS = (Registry(kind) for kind in AGREED)
