@@ -183,7 +183,7 @@ class Subject:
         self.length = 16 if self.limit is None else min(16, self.limit // 2)
         self.long = 2 * self.dimensions.length if self.fits(2 * self.dimensions.length) else self.length
 
-    def resized(self, **sizes: int) -> Subject:
+    def resized(self, **sizes: Any) -> Subject:
         """The same encoding in a model of other Dimensions.
 
         Raises:

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import math
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,11 @@ import numpy as np
 import pytest
 from scipy.stats import qmc
 
-from posbench import execute, tuning
+from posbench import tuning
 from posbench.chain import Chain, configured
 from posbench.config import StudyConfig, build, override, to_plain
 from posbench.errors import UserError
+from posbench.execute import Here
 from posbench.runner import run
 from posbench.search import Proposals
 from posbench.space import Point, RangeConfig, SearchConfig, Space
@@ -26,6 +27,7 @@ from posbench.study import Plan, from_preset, known, plan
 from posbench.suite import TaskData
 from posbench.track import Tracker
 from posbench.trial import Trial, load_rows, resolve
+from posbench.workers import Processes
 
 SMALL = {
     "train.steps": "8", "train.evaluations": "4", "model.width": "16", "model.heads": "2", "model.layers": "1",
@@ -69,29 +71,29 @@ def record_of(trial: Trial, courses: Score) -> Record:
 
 
 class Faked:
-    """In the place of training: what a function says of each trial; counts what ran."""
+    """An executor in the place of training: what a function says of each trial; counts what ran."""
 
-    def __init__(self, courses: Score, limit: float = math.inf) -> None:
-        self.courses, self.limit = courses, limit
+    def __init__(self, store: Store, courses: Score, limit: float = math.inf) -> None:
+        self.store, self.courses, self.limit = store, courses, limit
         self.ran: list[Trial] = []
 
-    def __call__(self, trials: Sequence[Trial], root: Path, jobs: int) -> Iterator[Record]:
+    def results(self, trials: Sequence[Trial]) -> Generator[Record]:
         for trial in trials:
             if len(self.ran) >= self.limit:
                 raise KeyboardInterrupt
             self.ran.append(trial)
             record = record_of(trial, self.courses)
-            Store(root).keep(record, {})
+            self.store.keep(record, {})
             yield record
 
 
 @pytest.fixture
-def tuned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tuple[Plan, Faked]]:
+def tuned(tmp_path: Path) -> Callable[..., tuple[Plan, Faked]]:
     def tune(wanted: StudyConfig, courses: Score, *, root: Path = tmp_path,
              limit: float = math.inf) -> tuple[Plan, Faked]:
-        faked = Faked(courses, limit)
-        monkeypatch.setattr(execute, "execute", faked)
-        return tuning.tune(plan(wanted), Store(root), jobs=1, tracker=Tracker(), watch=lambda *told: None), faked
+        store = Store(root)
+        faked = Faked(store, courses, limit)
+        return tuning.tune(plan(wanted), store, executor=faked, tracker=Tracker(), watch=lambda *told: None), faked
 
     return tune
 
@@ -328,13 +330,15 @@ def test_open_cells_have_no_result_until_something_is_chosen(tuned: Any, tmp_pat
     whole = tuning.settled(plan(wanted), Store(tmp_path))
     assert len(whole.open) == 4 and not known(whole, Store(tmp_path)) and whole.planned == 8 + 4
     with pytest.raises(ValueError, match="tune the plan"):
-        run_study(whole, Store(tmp_path), jobs=1, tracker=Tracker(), watch=lambda *told: None)
+        run_study(whole, Store(tmp_path), executor=Here(Store(tmp_path)), tracker=Tracker(), watch=lambda *told: None)
     after, _ = tuned(wanted, peak)
     assert settings(tuning.settled(plan(wanted), Store(tmp_path))) == settings(after)
 
 
 def real(wanted: StudyConfig, root: Path, jobs: int = 1) -> Plan:
-    return tuning.tune(plan(wanted), Store(root), jobs=jobs, tracker=Tracker(), watch=lambda *told: None)
+    store = Store(root)
+    place = Here(store) if jobs == 1 else Processes(store, jobs)
+    return tuning.tune(plan(wanted), store, executor=place, tracker=Tracker(), watch=lambda *told: None)
 
 
 def test_a_rate_of_a_million_diverges_and_is_not_chosen(tmp_path: Path) -> None:
