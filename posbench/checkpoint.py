@@ -135,6 +135,7 @@ class Checkpoints:
             self._remove_but(taken)
         except OSError as error:
             self.events.append(f"old checkpoints stay: {error.strerror}")
+        self.ended = time.monotonic()  # seconds of loading are none of training
         return bool(taken)
 
     def remove(self) -> None:
