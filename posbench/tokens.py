@@ -130,7 +130,7 @@ def _bytes() -> Tokenizer:
 def _counted(texts: Iterable[str], vocabulary: int, parts: pre_tokenizers.PreTokenizer) -> Tokenizer:
     """The most frequent parts as tokens, ties in the order of their characters; all others are unknown."""
     counts = Counter(part for text in texts for part, _ in parts.pre_tokenize_str(text))
-    kept = sorted(counts, key=lambda part: (-counts[part], part))[: vocabulary - len(SPECIAL)]
+    kept = sorted(counts.keys() - set(SPECIAL), key=lambda part: (-counts[part], part))[: vocabulary - len(SPECIAL)]
     vocab = {token: index for index, token in enumerate([*SPECIAL, *kept])}
     tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = parts

@@ -102,12 +102,16 @@ class Translation(Objective):
         if limit is not None and longest > limit:
             raise UserError(f"outputs of {longest} tokens (decode.max_output) are longer than encoding "
                             f"'{config.encoding.label}' can express, which ends at {limit} positions: lower "
-                            "decode.max_output, or raise data.max_length")
+                            "decode.max_output, or raise the encoding's maximum (by default data.max_length)")
         splits, tokenizer = load_pairs(config.suite, config.task, config.data)
         vocabulary = tokenizer.get_vocab_size()
         if config.decode.beam > vocabulary:
             raise UserError(f"decode.beam {config.decode.beam} is larger than the vocabulary of {vocabulary} tokens: "
                             "lower it")
+        widest = int(longer_sides(splits["train"]).max())
+        if config.train.batch_tokens is not None and config.train.batch_tokens < widest:
+            raise UserError(f"train.batch_tokens {config.train.batch_tokens} cannot hold the longest training pair of "
+                            f"{widest} tokens: raise it, or lower data.max_length")
         if (share := splits["train"].returned) < LEAST_RETURNED:
             raise UserError(f"tokenizer '{config.data.tokenizer}' gives back {share:.0%} of the target texts as they "
                             "were, so that no model could write them: use data.tokenizer=bpe, or another that keeps "
@@ -135,8 +139,7 @@ class Translation(Objective):
 
     def batches(self, seed: int) -> Iterator[np.ndarray]:
         pairs, train = self.splits["train"], self.trial.config.train
-        assert pairs.target is not None
-        lengths = np.maximum(pairs.source.lengths, pairs.target.lengths)
+        lengths = longer_sides(pairs)
         if train.batch_tokens is None:
             return training_batches(lengths, train.batch_size, seed)
         return training_batches_of_tokens(lengths, train.batch_tokens, seed)
@@ -213,6 +216,12 @@ class Translation(Objective):
             return ids, Positions.first(width - ahead, causal=causal, device=self.device)
         real = torch.from_numpy(lengths - ahead).to(self.device)
         return ids, Positions.right_padded(real, width - ahead, causal=causal)
+
+
+def longer_sides(pairs: Pairs) -> np.ndarray:
+    """(N,) tokens of the longer side of each training pair."""
+    assert pairs.target is not None
+    return np.maximum(pairs.source.lengths, pairs.target.lengths)
 
 
 def smoothed_loss(logits: Tensor, labels: Tensor, pad: int, smoothing: float) -> Tensor:

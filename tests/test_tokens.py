@@ -74,6 +74,7 @@ def test_a_text_that_spells_a_special_token_does_not_hold_it(kind: str, tmp_path
     else:
         tokenizer = trained_tokenizer(kind, [*TEXTS, *texts], 300)
     encoded = encode(tokenizer, [(text,) for text in texts], [], 200, whole=True)
+    assert encoded.ids.max() < tokenizer.get_vocab_size() == 1 + max(tokenizer.get_vocab().values())
     special = {tokenizer.token_to_id(name) for name in SPECIAL} - {tokenizer.token_to_id("[UNK]")}
     for row, length in enumerate(encoded.lengths):
         assert [index in special for index in encoded.ids[row, :length]] == [True, *[False] * (length - 2), True]

@@ -277,6 +277,7 @@ def test_settings_that_do_not_fit_are_refused_before_anything_runs(changes: dict
     ({"train.average": 7}, "average 7 asks for more weights"),
     ({"train.steps": 1}, "average 2 asks for more weights than there are evaluations (1)"),
     ({"data.tokenizer": "wordpiece"}, "tokenizer 'wordpiece' gives back 0% of the target texts"),
+    ({"train.batch_tokens": 12}, "train.batch_tokens 12 cannot hold the longest training pair of"),
     ({"data.vocabulary": 260}, "give 261 or more"),
     ({"train.select": "best"}, "leave one out"),
     ({"tasks": ["en-fr"]}, "generated data are in en and de alone"),
