@@ -144,7 +144,7 @@ def points(tuned: Tuned) -> pd.DataFrame:
             "chosen": best.get((chain.encoding.label, chain.task)) == entry.index,
             **entry.point.shared,
             **{f"own {name}": value for name, value in entry.point.own.items()},
-            "seconds": record.seconds or None, "fingerprint": record.fingerprint,
+            "fingerprint": record.fingerprint,
         }
         for chain in tuned.chains
         for entry in chain.tried(tuned.records)
