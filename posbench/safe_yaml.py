@@ -183,7 +183,7 @@ def canonical(value: Any) -> str | None:
     """
     if isinstance(value, str):
         read_as = scalar(value)
-        return None if value in ("", "none") else value if isinstance(read_as, str) else canonical(read_as)
+        return None if value in ("", "none") else canonical(read_as) if isinstance(read_as, int | float) else value
     if isinstance(value, float):
         return str(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value)
     return None if value is None else str(value).lower() if isinstance(value, bool) else str(value)

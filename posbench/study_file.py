@@ -280,10 +280,13 @@ class _Block:
 
     def _named(self, told: str) -> Path_:
         """Where the file says what a message speaks of; the empty path where that cannot be seen."""
+        told = re.split(r", (?:did you mean|known:)", told)[0]
         whole = [path for name, path in self.places.items() if "." in name and name in told]
-        quoted = [path for path in self.parsed.lines if f"'{self.parsed.at(path)}'" in told]
+        # A message names what holds a thing before the thing.
+        values = [path for value in reversed(re.findall("'([^']*)'", told)) for path in self.parsed.lines
+                  if self.parsed.at(path) == value]
         keys = [path for path in self.parsed.lines if path and re.search(rf"\b{re.escape(str(path[-1]))}\b", told)]
-        return next(iter([*whole, *quoted, *sorted(keys, key=len, reverse=True)]), ())
+        return next(iter([*whole, *values, *sorted(keys, key=len, reverse=True)]), ())
 
 
 def _mapping(parsed: Parsed, value: Any, path: Path_) -> dict[str, Any]:
