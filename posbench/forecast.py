@@ -14,21 +14,19 @@ import torch
 
 from posbench import cost
 from posbench.ablation import options_of
-from posbench.config import EncodingChoice, StudyConfig, TrainConfig, TrialConfig
+from posbench.config import StudyConfig, TrainConfig, TrialConfig
 from posbench.console import duration
-from posbench.errors import UserError, reason_of
+from posbench.errors import reason_of
 from posbench.numerals import NONE
-from posbench.objective import Sequences, objective_of
+from posbench.prospect import TrialsPlanned, cells
 from posbench.registry import ENCODINGS
 from posbench.report import Document
-from posbench.runner import updates
 from posbench.store import Store
 from posbench.study import stored
 from posbench.tables import Table
 from posbench.timing import Timings
-from posbench.tokens import TRAINED, trained_tokenizer
 from posbench.transformer import Head
-from posbench.trial import Trial, load_suite, resolve
+from posbench.trial import load_suite
 
 ROUNDS = 3
 MEASURED = 5 * 10**9
@@ -38,75 +36,14 @@ ORIGINS = {"store": "steps measured in the store", "steps": f"{ROUNDS} steps mea
            "products": "the speed of matrix products here, which no step reaches"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrialsPlanned:
-    """The trials of one encoding on one task.
-
-    Attributes:
-        label, task: of the table. config: of the first of them.
-        trials: with their fingerprints; empty where the data are missing, and then `missing` says why.
-        updates: of one trial; None where the rows are not known. shape: of its batches.
-        assumed: what is said of the data without them.
-    """
-
-    label: str
-    task: str
-    config: TrialConfig
-    trials: tuple[Trial, ...]
-    missing: str
-    updates: int | None
-    shape: cost.Shape
-    assumed: str = ""
-
-
-def cells(study: StudyConfig) -> list[TrialsPlanned]:
-    """Every (encoding, task) of a study; data that are not there, or only on the hub, are not loaded."""
-    return [_cell(study, choice, task) for task in study.tasks for choice in study.encodings]
-
-
-def _cell(study: StudyConfig, choice: EncodingChoice, task: str) -> TrialsPlanned:
-    config = study.trial(choice, task, study.seeds[0])
-    suite = load_suite(study.suite)
-    own = suite.tasks[task]
-    head = (suite.objective(own) or Sequences).head
-    trials: tuple[Trial, ...] = ()
-    missing, assumed = "", ""
-    rows: int | None = own.train_rows
-    try:
-        if config.data.source == "hub":
-            raise UserError("on the hub, where a plan does not look")
-        trials = tuple(resolve(study.trial(choice, task, seed)) for seed in study.seeds)
-        objective = objective_of(trials[0])
-        vocabulary, rows = objective.vocabulary, objective.counts["train"]
-    except UserError as error:
-        trials, missing = (), str(error)
-        vocabulary, known = _vocabulary(config)
-        if rows is not None and config.data.train_rows is not None:
-            rows = min(rows, config.data.train_rows)
-        assumed = f"{'' if known else 'at most '}{vocabulary:,} token ids" + (
-            f", {rows:,} rows of train as published" if rows else "")
-    count = updates(config.train, rows) if rows else config.train.steps
-    length = config.data.max_length
-    shape = cost.Shape(rows=config.train.rows(length), tokens=length, vocabulary=vocabulary,
-                       head=head(own, vocabulary))
-    return TrialsPlanned(label=choice.label, task=task, config=config, trials=trials, missing=missing, updates=count,
-                         shape=shape, assumed=assumed)
-
-
-def _vocabulary(config: TrialConfig) -> tuple[int, bool]:
-    """Number of token ids without data, and whether it is exact."""
-    if config.data.tokenizer == "bytes":
-        return trained_tokenizer("bytes", [], config.data.vocabulary).get_vocab_size(), True
-    return config.data.vocabulary, config.data.tokenizer not in TRAINED
-
-
 def forecast(study: StudyConfig, root: Path) -> Document:
     """The plan of a study as a document.
 
     Args:
         root: folder of the store, from which finished trials and measured steps are read.
     """
-    planned, store, timings = cells(study), Store(root), Timings(root)
+    store, timings = Store(root), Timings(root)
+    planned = cells(study, store)
     rows, times, work, tokens, unknown = [], 0.0, 0.0, 0.0, 0
     to_run = found = 0
     origins: set[str] = set()
@@ -122,8 +59,10 @@ def forecast(study: StudyConfig, root: Path) -> Document:
             tokens += (figure.tokens or 0.0) * figure.to_run
             unknown += figure.to_run * (figure.flops is None)
             origins |= {figure.origin} - {""}
+    searched = sum(cell.searched for cell in planned)
+    told = f" ({searched} of them tune)" if searched else ""
     header = [
-        ("trials", f"{to_run + found}: {to_run} to run, {found} in the store"),
+        ("trials", f"{to_run + found}{told}: {to_run} to run, {found} in the store"),
         ("FLOPs", _amount(work, unknown)), ("tokens", _amount(tokens, unknown)),
         ("time", f"{duration(times)}, one trial after the other; from "
                  f"{'; '.join(ORIGINS[name] for name in ORIGINS if name in origins) or 'nothing that was measured'}"),
@@ -163,7 +102,7 @@ class _Figures:
 def _figures(
     cell: TrialsPlanned, store: Store, timings: Timings, seeds: int, speed: Callable[[int], float]
 ) -> _Figures:
-    records = stored(cell.trials, store)
+    records = stored((*cell.trials, *cell.tuning), store)
     done = sum(record.status != "failed" for record in records.values())
     planned = cell.config.encoding
     plugin = ENCODINGS.load(planned.name)
@@ -185,7 +124,7 @@ def _figures(
         seconds = timings.trial_seconds(cell.config, cell.updates) if origin == "store" else step * cell.updates
     each = cell.shape.rows * cell.shape.tokens
     return _Figures(
-        to_run=seeds - done, stored=done, parameters=costs["parameters"], step_flops=costs["flops"],
+        to_run=seeds + cell.searched - done, stored=done, parameters=costs["parameters"], step_flops=costs["flops"],
         updates=cell.updates,
         flops=None if cell.updates is None or costs["flops"] is None else float(costs["flops"]) * cell.updates,
         tokens=None if cell.updates is None else float(each) * cell.updates, memory=costs["memory"],

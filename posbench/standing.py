@@ -6,7 +6,7 @@ from pathlib import Path
 
 from posbench.config import StudyConfig
 from posbench.console import duration
-from posbench.forecast import TrialsPlanned, cells
+from posbench.prospect import TrialsPlanned, cells
 from posbench.report import Document
 from posbench.results import STATUSES
 from posbench.store import Store
@@ -24,9 +24,11 @@ def standing(study: StudyConfig, root: Path, *, title: str) -> Document:
     Args:
         root: folder of the store. title: the study's name.
     """
-    store, planned = Store(root), cells(study)
+    store = Store(root)
+    planned = cells(study, store)
     counts: dict[tuple[str, str], dict[str, int]] = {}
     timings, left, unknown = Timings(root), 0.0, 0
+    tuned = searched = 0
     for cell in planned:
         own = counts.setdefault((cell.label, cell.task), dict.fromkeys((*STATUSES, BEGUN), 0))
         records = stored(cell.trials, store)
@@ -37,6 +39,12 @@ def standing(study: StudyConfig, root: Path, *, title: str) -> Document:
             if record is None or record.status == "failed":
                 seconds = timings.trial_seconds(cell.config, cell.updates or 0)
                 left, unknown = left + (seconds or 0.0), unknown + (seconds is None)
+        found = len(stored(cell.tuning, store))
+        tuned, searched = tuned + found, searched + cell.searched
+        if found < cell.searched:
+            seconds = timings.trial_seconds(cell.config, cell.updates or 0)
+            left += (cell.searched - found) * (seconds or 0.0)
+            unknown += (cell.searched - found) * (seconds is None)
         if not cell.trials:
             own["missing"] += len(study.seeds)
             unknown += len(study.seeds)
@@ -48,6 +56,7 @@ def standing(study: StudyConfig, root: Path, *, title: str) -> Document:
         ("planned", f"{total} trials: {len(study.encodings)} encodings, {len(study.tasks)} tasks, "
                     f"{len(study.seeds)} seeds"),
         *((status, str(count)) for status, count in zip((*STATUSES, BEGUN), every, strict=True)),
+        *([("tuning", f"{tuned} of {searched} trials of the search have a result")] if searched else []),
         ("time left", told + ", one trial after the other, from the steps measured in the store"),
     )
     return Document(title=f"posbench: {title}", header=header, warnings=_missing(planned), parts=(
