@@ -197,3 +197,6 @@ def _serve(connection: Connection, root: Path) -> None:
             connection.send(answer)
         except (EOFError, OSError):
             return
+        except Terminated as stop:
+            # The checkpoint is written; to take the interpreter down in order only keeps the coordinator waiting.
+            os._exit(int(stop.code or 0))
