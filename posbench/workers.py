@@ -13,7 +13,7 @@ from collections.abc import Generator, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from posbench.errors import StorageError, UserError
+from posbench.errors import StorageError, Terminated, UserError
 from posbench.execute import failed
 from posbench.processes import Tail, end_group, lead_group, manner_of_end
 from posbench.store import Record, Store
@@ -239,6 +239,9 @@ def _serve(connection: Connection, prints: Connection, store: Store) -> None:
             connection.send(_answer(turn, store))
         except (EOFError, OSError):
             return
+        except Terminated as stop:
+            # The checkpoint is written; to take the interpreter down in order only keeps the coordinator waiting.
+            os._exit(int(stop.code or 0))
 
 
 def _answer(turn: Turn, store: Store) -> tuple[str, str]:
