@@ -25,8 +25,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from posbench.encoding import Paper, Properties, Side, option
-from posbench.errors import ContextLengthExceeded
+from posbench.encoding import Dimensions, Paper, Properties, Side, option
+from posbench.errors import ContextLengthExceeded, UserError
 from posbench.positions import Positions
 from posbench.rotary import Rotary
 
@@ -49,6 +49,13 @@ class Xpos(Rotary):
     class Config(Rotary.Config):
         scale_base: float = option(512.0, "S, positions after which pair i has decayed by zeta_i", above=0)
         gamma: float = option(0.4, "how far the smallest zeta lies above 0, zeta_0 = gamma / (1 + gamma)", above=0)
+
+    def __init__(self, dimensions: Dimensions, config: Config | None = None) -> None:
+        super().__init__(dimensions, config)
+        reach = self.reach(torch.float32)
+        if reach < self.centre:
+            raise UserError(f"encoding 'xpos': scale_base = {self.config.scale_base:g}, but powers hold for {reach} "
+                            f"positions from the centre of {dimensions.length} tokens alone: raise it")
 
     @property
     def centre(self) -> int:

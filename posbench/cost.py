@@ -84,6 +84,9 @@ def measure(
         except BaseException as error:  # the costs of the others are wanted all the same
             steps.pop(label, None)
             reasons[label] = reason_of(error)
+    if "" not in steps:  # what not even the bare template can do has no costs to compare
+        return [dict.fromkeys(COLUMNS) | {"encoding": label, "reason": reasons.get(label, reasons[""])}
+                for label in encodings]
     seconds: dict[str, list[float]] = {label: [] for label in steps}
     labels = list(steps)
     for number in range(WARMUP + rounds):

@@ -53,6 +53,12 @@ def test_what_breaks_is_said_and_the_others_are_measured(table: pd.DataFrame) ->
         "learned:max_length=8"] == "-"
 
 
+def test_a_length_that_nothing_can_take_is_said_for_every_encoding() -> None:
+    table = bench.measure(bench.loaded(choices("rope", "nope")), override(SMALL, {"lengths": [2**50]}))
+    assert list(table["encoding"]) == ["rope", "nope"] and table["step_seconds"].isna().all()
+    assert all(table["reason"]) and len(bench.document(table, SMALL).warnings) == 2
+
+
 def test_growth_is_the_exponent_of_the_length() -> None:
     rows = [{"encoding": name, "length": length, "rows": 4, "step_seconds": length**power, "step_ratio": 1.0,
              "step_ratio_low": 1.0, "step_ratio_high": 1.0, "peak_memory": 3 * length**power, "reason": "",

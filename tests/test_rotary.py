@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from posbench.attention import dense, logits
-from posbench.encoding import Encoding, Properties
+from posbench.encoding import Dimensions, Encoding, Properties
 from posbench.errors import ContextLengthExceeded, UserError
 from posbench.positions import Positions
 from posbench.probe import relative
@@ -384,3 +384,12 @@ def test_self_extend_meets_no_offset_that_was_not_trained_up_to_its_reach():
 
 def test_every_rotation_shares_one_module():
     assert all(issubclass(ENCODINGS.load(name).value, Rotary) for name in TRUTH)
+
+
+def test_xpos_with_powers_that_do_not_reach_the_first_position_is_refused():
+    """zeta_0 = 2/7: float32 holds 69 positions of a scale base of 1, and the centre of 200 tokens is 100 away."""
+    cls = ENCODINGS.load("xpos").value
+    dimensions = Dimensions(width=8, heads=1, length=200, causal=True)
+    with pytest.raises(UserError, match="scale_base = 1, but powers hold for 69 positions"):
+        cls(dimensions, cls.Config(scale_base=1.0))
+    cls(dimensions, cls.Config(scale_base=2.0))
