@@ -231,6 +231,15 @@ def capped(splits: Mapping[str, Rows], notes: dict[str, str], data: DataConfig) 
     return result
 
 
+def shared(splits: Mapping[str, Rows], notes: dict[str, str]) -> dict[str, Rows]:
+    """The splits as they are; notes say how many rows of each other split stand in the training split, word by word."""
+    train = set(splits["train"].texts)
+    for name, rows in splits.items():
+        if name != "train" and (twice := sum(row in train for row in rows.texts)):
+            notes[name] += f"; {twice} of {len(rows.texts)} rows stand in train too"
+    return dict(splits)
+
+
 def part(rows: Rows, indices: Sequence[int]) -> Rows:
     """These rows of a split, in this order."""
     return Rows(texts=[rows.texts[index] for index in indices], labels=[rows.labels[index] for index in indices])

@@ -205,7 +205,8 @@ class Answers(Language):
         return chosen
 
     def summaries(self, split: str, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        values = {row["length"]: row["value"] for row in rows if row["primary"]}
+        # Infinite where a variant's output is: no score, and none that a threshold is reached with.
+        values = {row["length"]: row["value"] for row in rows if row["primary"] and math.isfinite(row["value"])}
         threshold = self.trial.config.evaluation.threshold
         return [row_of(split, None, REACH, float(effective_length(values, threshold)), None),
                 row_of(split, None, AREA, area(values, self.lengths), None)]

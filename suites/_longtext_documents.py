@@ -9,7 +9,7 @@ import numpy as np
 from torch import nn
 
 from posbench.config import DataConfig
-from posbench.data import MissingTask, capped, find_below, read_table
+from posbench.data import MissingTask, capped, find_below, read_table, shared
 from posbench.errors import UserError
 from posbench.lengths import PARTS
 from posbench.objective import Scores, Sequences
@@ -65,7 +65,7 @@ def load_pairs(data: DataConfig) -> TaskData:
             texts.append((fields["one"], fields["two"]))
             labels.append(float(fields["label"]))
         splits[split], notes[split] = Rows(texts=texts, labels=labels), path.name
-    return TaskData(splits=capped(splits, notes, data), scored=("test",), notes=notes)
+    return TaskData(splits=shared(capped(splits, notes, data), notes), scored=("test",), notes=notes)
 
 
 def documents(task: str, longest: int) -> TaskData:

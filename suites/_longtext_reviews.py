@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO
 
 from posbench.config import DataConfig
-from posbench.data import MissingTask, capped, find_below, held_out, part, utf8
+from posbench.data import MissingTask, capped, find_below, held_out, part, shared, utf8
 from posbench.errors import UserError
 from posbench.suite import Rows, TaskData
 
@@ -54,7 +54,7 @@ def load_reviews(data: DataConfig) -> TaskData:
     notes = {"train": "aclImdb/train", "test": "aclImdb/test",
              "validation": f"held out of train ({data.held_out:.0%}, stratified, seed 0), as there is no labelled one"}
     splits = {"train": part(rows["train"], stay), "validation": part(rows["train"], out), "test": rows["test"]}
-    return TaskData(splits=capped(splits, notes, data), scored=("test",), notes=notes)
+    return TaskData(splits=shared(capped(splits, notes, data), notes), scored=("test",), notes=notes)
 
 
 def _members(root: Path) -> Iterator[tuple[str, re.Match[str], bytes]]:

@@ -14,7 +14,7 @@ from posbench.suites.lm import BITS
 from torch import nn
 
 from posbench import corpus, language
-from posbench.config import EncodingChoice, EvaluationConfig, StudyConfig, build
+from posbench.config import EncodingChoice, EvaluationConfig, StudyConfig, TrialConfig, build, to_plain
 from posbench.errors import UserError
 from posbench.execute import run_and_keep
 from posbench.language import area, effective_length, lengths
@@ -214,6 +214,22 @@ def test_the_tidy_table_has_lengths_variants_and_refusals(tmp_path: Any) -> None
     assert titles == ["Token accuracy", "Effective length", "Area under the curve", "Refused lengths"]
 
 
+def test_a_length_whose_output_is_not_finite_counts_as_not_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [("ab=", "ba"), ("abbabb=", "bbabba")]
+    objective = with_rows(trial(evaluation__longest="2"), monkeypatch, train=rows, validation=rows,
+                          test=[*rows, ("a" * 20 + "=", "a")])
+
+    def right_and_then_nothing(ids: torch.Tensor) -> torch.Tensor:
+        logits = 9.0 * nn.functional.one_hot(ids.roll(-1, 1), objective.vocabulary)
+        logits[:, -1] = 0.0
+        return logits if ids.shape[1] < 16 else logits * math.nan
+
+    found, _, arrays = objective._at_all_lengths(Fixed(right_and_then_nothing), "test", None)
+    assert [row["value"] for row in found if row["primary"]][1] == math.inf and "test/gold, 32" not in arrays
+    summed = {row["metric"]: row["value"] for row in found if row["length"] is None}
+    assert summed[REACH] in (0.0, 16.0) and summed[AREA] == pytest.approx(found[0]["value"] / 2)
+
+
 # Running text.
 
 
@@ -234,7 +250,8 @@ def test_a_uniform_model_costs_log2_of_the_vocabulary_at_every_length_and_stride
 
 def test_bits_are_those_of_a_known_model_over_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model that knows the share of each byte, and gives the one that it has just read half of its trust."""
-    content = np.random.default_rng(0).integers(0, 256, 300, dtype=np.uint8).tobytes()
+    # Few symbols, so that one often repeats the one before: otherwise every byte would cost the same.
+    content = np.random.default_rng(0).integers(0, 3, 300, dtype=np.uint8).tobytes()
 
     def logits(ids: torch.Tensor) -> torch.Tensor:
         shares = torch.full((*ids.shape, 256), 0.5 / 256)
@@ -366,6 +383,35 @@ def test_a_text_that_is_too_short_and_a_stride_that_does_not_fit_are_told(monkey
 def test_an_encoder_is_refused() -> None:
     with pytest.raises(UserError, match="use decoder"):
         objective_of(trial(model__shape="encoder"))
+
+
+def test_the_header_names_trained_length_windows_strides_and_scored_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    objective = text(monkeypatch, bytes(range(256)) * 2, evaluation__tokens="64", evaluation__stride="2")
+    assert objective.stated()["evaluation"] == (
+        "trained on windows of 8 bytes, scored in windows of 8, 16, 32, the same 64 bytes each time: non-overlapping "
+        "(stride = window, each after 1 to window bytes) and sliding (stride 2, each byte after more than window - 2 "
+        "bytes)")
+
+
+def test_scores_follow_from_the_stored_sums_and_a_record_is_enough_to_run_again() -> None:
+    one = trial("rope+attention=linear+rotation=before", "lm", "docs", evaluation__tokens="256")
+    record, arrays = run(one)
+    for row in record.rows:
+        if row["metric"] in ("bits per byte", "bits per byte, sliding"):
+            sliding = " sliding" if row["metric"].endswith("sliding") else ""
+            nats = arrays[f"test/nats{sliding}, {row['length']}"]
+            assert len(nats) == row["n"] == 256 and row["value"] == pytest.approx(nats.sum() / 256 / math.log(2))
+    again = resolve(build(TrialConfig, record.config, where="record"))
+    assert again.fingerprint == record.fingerprint and run(again)[0].rows == record.rows
+
+
+def test_trials_of_a_study_differ_in_the_encoding_and_in_what_its_label_says() -> None:
+    study = from_preset("lm", "mini", {})
+    plain = [to_plain(study.trial(choice, "docs", 0)) for choice in study.encodings]
+    for choice, one in zip(study.encodings, plain, strict=True):
+        assert {name for name in one if one[name] != plain[0][name]} <= {"encoding", "model"}
+        changed = {name for name, value in one["model"].items() if value != plain[0]["model"][name]}
+        assert all(f"+{name}={one['model'][name]}" in choice.label for name in changed)
 
 
 # Choices that change the model.

@@ -159,6 +159,14 @@ def test_deep_nesting_is_read_and_a_wrong_value_in_its_depth_told(tmp_path: Path
         folder("listops", tmp_path, max_length=10**5)
 
 
+def test_expressions_that_stand_in_train_too_are_counted(tmp_path: Path) -> None:
+    for name, rows in (("train", "[MAX 1 2 ]\t2\n[MAX 1 3 ]\t3\n"), ("val", "[MAX 1 4 ]\t4\n"),
+                       ("test", "( ( [MAX 1 ) 2 ) ]\t2\n[MAX 2 1 ]\t2\n[MIN 1 2 ]\t1\n")):
+        (tmp_path / f"basic_{name}.tsv").write_text(f"Source\tTarget\n{rows}")
+    notes = folder("listops", tmp_path).notes
+    assert notes["test"].endswith("; 1 of 3 rows stand in train too") and "stand in" not in notes["validation"]
+
+
 # Triplets.
 
 PLAIN = [{"A": f"a{row}", "B": f"b{row}", "C": f"c{row}"} for row in range(10)]
@@ -272,8 +280,7 @@ def test_at_the_shortest_length_every_symbol_is_learned_and_shared_rows_are_coun
     for split in ("validation", "test"):
         shared = sum(row in train for row in data.splits[split].texts)
         assert data.notes[split] == "generated" + (
-            f"; {shared} of {len(data.splits[split].texts)} rows stand in train too, as there are so few short ones"
-            if shared else "")
+            f"; {shared} of {len(data.splits[split].texts)} rows stand in train too" if shared else "")
     if task == "copy":  # of one letter, and there are sixteen
         assert "200 of 200 rows" in data.notes["validation"]
 
