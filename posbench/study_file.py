@@ -89,11 +89,13 @@ class _Block:
             # What is said later wins, and of two units of a length the last.
             every = {name: value for name, value in self.changes.items() if name not in changes} | dict(changes)
             base = {name: value for name, value in every.items() if name != "baseline"}
-            if "ablations" in self.said and "encodings" not in changes:
+            if "ablations" in self.said:
                 choices, named = self._ablations(from_preset(suite.name, preset, base))
-                every["encodings"] = [to_plain(choice) for choice in choices]
+                if "encodings" not in changes:
+                    every["encodings"] = [to_plain(choice) for choice in choices]
                 study = from_preset(suite.name, preset, {**base, "encodings": every["encodings"]})
-                if "baseline" not in every and study.baseline not in [choice.label for choice in choices]:
+                labels = [choice.label for choice in study.encodings]
+                if "baseline" not in every and study.baseline not in labels and named in labels:
                     every["baseline"] = named
             study = from_preset(suite.name, preset, every)
             if "primary" in self.said:
