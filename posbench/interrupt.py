@@ -55,15 +55,16 @@ class Deferred:
         return self.number is not None
 
     def obey(self) -> None:
-        """Does what a waiting signal asks for; where none waits here, another process of the trial was signalled.
+        """Does what a waiting signal asks for, if one waits.
 
         Raises:
-            KeyboardInterrupt: for SIGINT. Terminated: for any other, with the exit code 143.
+            KeyboardInterrupt: for SIGINT. Terminated: for SIGTERM, with the exit code 143.
         """
         number, self.number = self.number, None
         if number == signal.SIGINT:
             raise KeyboardInterrupt
-        raise Terminated(128 + signal.SIGTERM)
+        if number is not None:
+            raise Terminated(128 + number)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.number is None:

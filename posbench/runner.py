@@ -12,6 +12,7 @@ import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
+from signal import SIGTERM
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from posbench import distributed, environment
 from posbench.checkpoint import Checkpoints, pause
 from posbench.config import TrainConfig, to_plain
+from posbench.errors import Terminated
 from posbench.interrupt import Deferred
 from posbench.objective import Scores, objective_of
 from posbench.positions import Positions
@@ -228,6 +230,7 @@ class _Run:
                     self.checkpoints.write(step, lambda: state.capture(self._spent(time.time())))
                 if stop:
                     signals.obey()
+                    raise Terminated(128 + SIGTERM)  # another process of this trial was asked
         if state.best is not None:
             self.model.load_state_dict(state.best[1])
         if state.latest:
