@@ -114,7 +114,7 @@ class _Run:
             fused=True,
         )
         # What trains may be wrapped; it shares its weights with the model, which scores.
-        self.trained, self.optimizer = self.accelerator.prepare(self.model, optimizer)
+        self.wrapped, self.optimizer = self.accelerator.prepare(self.model, optimizer)
         self.schedule = LambdaLR(optimizer, lambda step: learning_rate(step, self.updates, self.train.warmup,
                                                                        self.train.schedule))
         self.state = Training(self.model, optimizer, self.schedule, average=self.train.average)
@@ -201,7 +201,7 @@ class _Run:
             for step in range(state.step + 1, total + 1):
                 began = time.perf_counter()
                 rows, share = distributed.part(next(batches), self.objective)
-                loss = self.objective.loss(self.trained, rows) * share
+                loss = self.objective.loss(self.wrapped, rows) * share
                 self.accelerator.backward(loss)
                 self.accelerator.clip_grad_norm_(self.model.parameters(), train.clip)
                 self.optimizer.step()
