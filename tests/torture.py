@@ -37,8 +37,8 @@ search:
   trials: 2
   seeds: [7]
   space: {train.learning_rate: {low: 0.001, high: 0.004, log: true}}
-train: {steps: 60, evaluations: 3}
-data: {train_rows: 400, evaluation_rows: 100}
+train: {steps: 40, evaluations: 2}
+data: {train_rows: 300, evaluation_rows: 100}
 """
 TRIALS = 24
 TUNING = 12
