@@ -12,7 +12,8 @@ import pytest
 from posbench import cli, declaration
 from posbench.errors import UserError
 from posbench.safe_yaml import parse, written
-from posbench.study import claim, declarations, from_preset, plan
+from posbench.study import from_preset, plan
+from posbench.study_folder import claim, declarations
 from posbench.study_file import studies_of
 from posbench.study_text import text_of, write
 
