@@ -13,8 +13,8 @@ from posbench import cli, declaration
 from posbench.errors import UserError
 from posbench.safe_yaml import parse, written
 from posbench.study import from_preset, plan
-from posbench.study_folder import claim, declarations
 from posbench.study_file import studies_of
+from posbench.study_folder import claim, declarations
 from posbench.study_text import text_of, write
 
 EXAMPLES = sorted((Path(__file__).resolve().parents[1] / "studies").glob("*.yaml"))
