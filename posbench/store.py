@@ -6,6 +6,7 @@ final names only when they are whole; what a killed process leaves behind ends i
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import json
@@ -13,7 +14,7 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -22,7 +23,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load, load_file, save
 
-from posbench.errors import StorageError
+from posbench.errors import StorageError, reason_of
 from posbench.locks import exclusive
 
 MANIFEST = "manifest.json"
@@ -78,9 +79,10 @@ class Store:
         """Whether the trial is done: its manifest exists and its files are those that were written."""
         folder = self.folder(fingerprint)
         try:
-            manifest = json.loads((folder / MANIFEST).read_text())
-            return all(_hash((folder / name).read_bytes()) == known for name, known in manifest["files"].items())
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            known = json.loads((folder / MANIFEST).read_text())["files"]
+            # A manifest that names no file would vouch for all of them.
+            return all(_hash((folder / name).read_bytes()) == known[name] for name in {RECORD, PREDICTIONS, *known})
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return False
 
     def stamp(self, fingerprint: str) -> Stamp:
@@ -127,8 +129,19 @@ class Store:
             ) from error
 
     def load(self, fingerprint: str) -> Record:
-        """The record of a done trial."""
-        return _record((self.folder(fingerprint) / RECORD).read_bytes())
+        """The record of a done trial.
+
+        Raises:
+            StorageError: it is whole, and another version of posbench wrote it.
+        """
+        file = self.folder(fingerprint) / RECORD
+        try:
+            return _record(file.read_bytes())
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            raise StorageError(
+                f"{file} cannot be read as a record ({reason_of(error)}): it is of another version of posbench: use "
+                "that one, or remove the file, and the trial runs again"
+            ) from error
 
     def predictions(self, fingerprint: str) -> dict[str, np.ndarray]:
         """The per-example arrays of a done trial."""
@@ -158,6 +171,20 @@ def _record(content: bytes) -> Record:
     for entry in [*plain["rows"], *plain["curves"]]:
         entry["value"] = _number(entry["value"])
     return Record(**plain)
+
+
+@contextlib.contextmanager
+def writing(folder: Path, mend: str) -> Iterator[None]:
+    """Around what writes files for people to read.
+
+    Raises:
+        StorageError: one of them cannot be written; `mend` says what to do.
+    """
+    try:
+        yield
+    except OSError as error:
+        told = error.strerror or reason_of(error)
+        raise StorageError(f"folder '{folder}' cannot be written: {told}: {mend}") from error
 
 
 def write_atomically(path: Path, content: bytes, *, fresh: bool = False) -> None:

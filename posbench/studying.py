@@ -243,10 +243,11 @@ def _run(plan: Plan, folder: Path, where: Callable[..., Executor], tracker: str)
 def _report(plan: Plan, records: Mapping[str, Record], folder: Path) -> list[Path]:
     from posbench.outcome import study_results
     from posbench.registry import REPORTS
-    from posbench.store import Store
+    from posbench.store import Store, writing
 
-    results = study_results(plan, records, folder, Store(home() / "trials"))
-    scoreboard = REPORTS.load("scoreboard").value
-    files = scoreboard.write(results)
+    with writing(folder, "make room there; all results are kept, the same command goes on"):
+        results = study_results(plan, records, folder, Store(home() / "trials"))
+        scoreboard = REPORTS.load("scoreboard").value
+        files = scoreboard.write(results)
     say(scoreboard.document(results).text(width=terminal_width()))
     return files

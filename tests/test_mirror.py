@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Mapping
 from functools import partial
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
 import pytest
@@ -73,6 +75,21 @@ def test_a_tracker_that_dies_is_told_and_stops_nothing(tmp_path: Path) -> None:
     mirror.process.join()
     mirror.trial(record(seed=3), {})
     assert mirror.end() == "the copy of the record ended early with exit code 7: posbench sync completes it"
+
+
+def test_where_no_process_can_be_started_a_study_goes_on_without_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    mirror = Mirror(Tracker)
+    with monkeypatch.context() as patched:
+        patched.setattr(SpawnProcess, "start", full)
+        mirror.prepare()
+        mirror.trial(record(), {})
+        assert mirror.end() == ("no copy of the record: its process cannot be started (Resource temporarily "
+                                "unavailable): posbench sync makes it")
+    mirror.prepare()
+    assert mirror.end() == "", "the next study has one again"
 
 
 @pytest.mark.parametrize("mirrored", [False, True])

@@ -12,8 +12,9 @@ import pytest
 from posbench import cli, declaration
 from posbench.errors import UserError
 from posbench.safe_yaml import parse, written
-from posbench.study import claim, declarations, from_preset, plan
+from posbench.study import from_preset, plan
 from posbench.study_file import studies_of
+from posbench.study_folder import claim, declarations, kept_in
 from posbench.study_text import text_of, write
 
 EXAMPLES = sorted((Path(__file__).resolve().parents[1] / "studies").glob("*.yaml"))
@@ -150,9 +151,25 @@ def test_a_files_own_name_becomes_a_folders_and_is_checked_too(stem: str, tmp_pa
 def test_a_stored_study_with_another_path_for_a_name_is_refused(tmp_path: Path) -> None:
     (tmp_path / "study.json").write_text(json.dumps({"suite": "../evil.py"}))
     with pytest.raises(UserError, match="a name is 1 to 64"):
-        from posbench.studying import _kept
+        kept_in(tmp_path)
 
-        _kept(tmp_path)
+
+@pytest.mark.parametrize("change", [
+    {"declarations": "x"}, {"declarations": [5]}, {"declarations": [{}]}, {"declarations": [{"hash": 1}]},
+    {"declarations": [{"hash": "x", "primary": 1, "lengths": {}, "encodings": [], "baseline": "x", "seeds": [],
+                       "alpha": 0.05}]},
+    None,
+], ids=str)
+def test_a_study_json_that_somebody_spoilt_is_told_in_one_line(change: dict | None, tmp_path: Path) -> None:
+    study = from_preset("glue", "mini", {"tasks": ["rte"]})
+    claim(tmp_path, study)
+    text = json.dumps(json.loads((tmp_path / "study.json").read_text()) | change) if change else "[" * 100_000
+    (tmp_path / "study.json").write_text(text)
+    for ask in (lambda: claim(tmp_path, study), lambda: declarations(tmp_path)):
+        with pytest.raises(UserError, match=r"study\.json") as told:
+            ask()
+        assert "\n" not in str(told.value)
+    assert (tmp_path / "study.json").read_text() == text
 
 
 def test_a_file_is_the_study_that_options_make(tmp_path: Path) -> None:
