@@ -14,6 +14,7 @@ import math
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
@@ -112,7 +113,7 @@ class Store:
         folder = self.folder(record.fingerprint)
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._sweep(folder)
+            sweep(folder)
             (folder / MANIFEST).unlink(missing_ok=True)
             plain = _jsonable(asdict(record))
             files = {
@@ -155,10 +156,17 @@ class Store:
         """Forgets a trial, so that the next study runs it again."""
         shutil.rmtree(self.folder(fingerprint), ignore_errors=True)
 
-    @staticmethod
-    def _sweep(folder: Path) -> None:
-        for left in folder.glob("*.tmp"):
-            left.unlink(missing_ok=True)
+
+def sweep(folder: Path, *, age: float = 0.0) -> None:
+    """Removes what processes that were killed while they wrote left in a folder.
+
+    Args:
+        age: seconds since it was written, at least; above 0 where others may be writing beside this process.
+    """
+    for left in folder.glob("*.tmp"):
+        with contextlib.suppress(FileNotFoundError):
+            if not age or time.time() - left.stat().st_mtime >= age:
+                left.unlink()
 
 
 def parsed(files: Mapping[str, bytes]) -> tuple[Record, dict[str, np.ndarray]]:

@@ -10,6 +10,7 @@ import os
 import random
 import shutil
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -144,4 +145,13 @@ def test_whichever_operation_of_a_study_fails_the_same_call_completes_it(
             assert (home / "study" / name).read_bytes() == (calm / "study" / name).read_bytes(), f"{name} {told}"
         assert [left for left in leftovers(home) if left.startswith("trials")] == [], told
         shutil.rmtree(home)
+    (trial,) = list((calm / "trials").glob("*/*/record.json"))[:1]
+    for name in ("checkpoint-3.safetensors", "checkpoint-3.json"):
+        (trial.parent / name).write_bytes(b"left by a kill right after the result was kept")
+    for hours, name in ((2, ".scoreboard.md.old.tmp"), (0, ".scoreboard.md.new.tmp")):
+        left = calm / "study" / name
+        left.write_bytes(b"left by a kill, or being written by another report")
+        os.utime(left, (time.time() - 3600 * hours,) * 2)
+    assert not call(small, calm, monkeypatch)
+    assert leftovers(calm) == ["study/.scoreboard.md.new.tmp"]
     capsys.readouterr()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from posbench import cli, declaration
 from posbench.errors import UserError
 from posbench.safe_yaml import parse, written
+from posbench.store import Store
 from posbench.study import from_preset, plan
 from posbench.study_file import studies_of
 from posbench.study_folder import claim, declarations, kept_in
@@ -344,6 +346,19 @@ def test_a_file_goes_on_grows_says_so_and_refuses_other_settings(home, file, mon
     assert "from 2 to 3 seeds (with 2)" in plain and first[0]["hash"][:16] in plain
     code, out, err = run(monkeypatch, capsys, mine, *arguments, "--set", "train.steps=5")
     assert code == 2 and "train.steps is 4 there and 5 here" in err
+
+
+def test_a_result_of_other_code_is_told_in_the_table(home, monkeypatch, capsys, tmp_path) -> None:
+    mine = tmp_path / "home"
+    shutil.copytree(home, mine)
+    code, out, _ = run(monkeypatch, capsys, mine, "report", str(mine / "mine"))
+    assert code == 0 and "versions of posbench's code" not in " ".join(out.split())
+    store = Store(mine / "trials")
+    name = next(store.root.glob("*/*/record.json")).parent.name
+    record = store.load(name)
+    store.keep(replace(record, facts={**record.facts, "code": "ab" * 32}), store.predictions(name))
+    code, out, _ = run(monkeypatch, capsys, mine, "report", str(mine / "mine"))
+    assert code == 0 and "results come from 2 versions of posbench's code" in " ".join(out.split())
 
 
 def test_status_counts_what_the_store_has_and_only_reads(home, file, monkeypatch, capsys, tmp_path) -> None:
