@@ -198,5 +198,5 @@ def _files(folder: Path) -> Iterator[tuple[int, Path, str]]:
     """Step, file and kind of all that lies there under a checkpoint's name."""
     if folder.is_dir():
         for file in folder.iterdir():
-            if match := NAME.fullmatch(file.name):
+            if (match := NAME.fullmatch(file.name)) and file.is_file():
                 yield int(match[1]), file, match[2]

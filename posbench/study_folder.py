@@ -43,7 +43,10 @@ def claim(folder: Path, study: StudyConfig) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         whole = mine | {DECLARED: declared(history, study)}
         write_atomically(known, json.dumps(whole, indent=1, sort_keys=True).encode(), fresh=not there)
-    except FileExistsError:
+    except FileExistsError as error:
+        if not is_file(known):  # nor will it be one when it is asked again
+            place = error.filename or known
+            raise StorageError(f"folder '{folder}' cannot be a study's: {place} is in the way: remove it") from None
         claim(folder, study)
     except OSError as error:
         raise StorageError(f"folder '{folder}' cannot be written: {error.strerror}") from error

@@ -247,7 +247,7 @@ def _report(plan: Plan, records: Mapping[str, Record], folder: Path) -> list[Pat
     from posbench.registry import REPORTS
     from posbench.store import Store, sweep, writing
 
-    with writing(folder, "make room there; all results are kept, the same command goes on"):
+    with writing(folder, "give it room and permission; results are kept, the same command goes on"):
         results = study_results(plan, records, folder, Store(home() / "trials"))
         scoreboard = REPORTS.load("scoreboard").value
         files = scoreboard.write(results)

@@ -29,7 +29,7 @@ TRIALS = 6
 TABLES = ("scoreboard.md", "comparisons.csv", "search.csv")
 BY_PATH = (io.open, os.open, os.replace, os.link, os.chmod, os.unlink, os.mkdir, os.listdir, os.scandir)
 BY_DESCRIPTOR = (os.fsync, fcntl.flock, tempfile.mkstemp)
-SAMPLES = 10
+SAMPLES = 6
 
 
 @pytest.fixture

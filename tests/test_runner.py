@@ -12,13 +12,14 @@ import pytest
 import torch
 
 from posbench.config import EncodingChoice, TrialConfig, override
+from posbench.errors import UserError
 from posbench.execute import Here, run_and_keep
 from posbench.objective import predicted_of
 from posbench.runner import run
 from posbench.schedule import learning_rate, updates
 from posbench.store import Store
 from posbench.study import from_preset
-from posbench.trial import Trial, resolve
+from posbench.trial import Trial, load_rows, load_suite, resolve
 
 SMALL = {
     "train.steps": "12",
@@ -216,6 +217,22 @@ def test_what_changes_a_fingerprint_and_what_does_not(tmp_path: Path) -> None:
         path.write_text(text)
         prints.add(trial(str(path)).fingerprint)
     assert len(prints) == 2, "where a file lies is nothing, what it says is all"
+
+
+@pytest.mark.parametrize(("split", "labels", "told"), [
+    ("train", [], "the split 'train' is empty"), ("train", [1, 1, 1], "all 3 labels of the split 'train' are equal"),
+    ("test", [0, 0], "all 2 labels of the split 'test' are equal"),
+])
+def test_rows_that_nothing_can_be_learned_from_are_refused_before_training(
+    monkeypatch: pytest.MonkeyPatch, split: str, labels: list[int], told: str
+) -> None:
+    data = config(task="rte").data
+    whole, _ = load_rows("glue", "rte", data)
+    few = dataclasses.replace(whole.splits[split], texts=whole.splits[split].texts[: len(labels)], labels=labels)
+    changed = dataclasses.replace(whole, splits={**whole.splits, split: few})
+    monkeypatch.setattr(type(load_suite("glue")), "load", lambda self, task, data: changed)
+    with pytest.raises(UserError, match=told):
+        load_rows.__wrapped__("glue", "rte", data)
 
 
 def test_the_schedule_rises_and_falls_linearly() -> None:

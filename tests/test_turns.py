@@ -192,6 +192,18 @@ def test_of_studies_that_claim_a_folder_at_one_moment_one_has_it(tmp_path: Path)
                for steps, text in told.items() if steps != winner)
 
 
+@pytest.mark.parametrize("way", ["folder", "link", "parent"])
+def test_what_is_in_the_way_of_a_studys_file_is_told(tmp_path: Path, way: str) -> None:
+    folder = tmp_path / "link" / "folder" if way == "parent" else tmp_path / "folder"
+    if way == "parent":
+        (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    else:
+        folder.mkdir()
+        (folder / "study.json").mkdir() if way == "folder" else (folder / "study.json").symlink_to("nowhere")
+    with pytest.raises(UserError, match=r"in the way|cannot be written"):
+        claim(folder, from_preset("glue", "mini", {}))
+
+
 def test_a_folder_that_was_claimed_between_the_look_and_the_writing_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
