@@ -87,6 +87,11 @@ class Corpus(Language):
         targets = torch.from_numpy(batch[:, 1:]).long().to(self.device)
         return functional.cross_entropy(self._logits(model, batch[:, :-1]).flatten(0, 1), targets.flatten())
 
+    @classmethod
+    def loss_drawn(cls, trial: Trial) -> tuple[str, float]:
+        """In bits, as the scores beside it are."""
+        return "bits per byte", 1 / math.log(2)
+
     def sample(self) -> Tensor:
         return torch.from_numpy(self.bytes["train"][: self.length]).long()[None]
 

@@ -169,6 +169,10 @@ class Answers(Language):
         logits, targets = self._answered(model, "train", batch)
         return functional.cross_entropy(logits, targets)
 
+    @classmethod
+    def loss_drawn(cls, trial: Trial) -> tuple[str, float]:
+        return "nats per token of the answer", 1.0
+
     def weight(self, batch: np.ndarray) -> float:
         return int(self.encoded["train"][2][batch].sum())
 

@@ -85,6 +85,11 @@ class Objective(ABC):
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         """() the mean loss of a batch."""
 
+    @classmethod
+    def loss_drawn(cls, trial: Trial) -> tuple[str, float]:
+        """The unit in which curves show the training loss, and what it is multiplied by for that."""
+        return "nats per token", 1.0
+
     def weight(self, batch: Any) -> float:
         """How many things the mean loss of a batch is over: its rows, unless a kind of task counts something else."""
         return len(batch)

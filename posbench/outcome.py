@@ -37,11 +37,11 @@ def study_results(plan: Plan, records: Mapping[str, Record], folder: Path, store
     best = search_report.expected(tuned) if tuned else pd.DataFrame()
     generated = "Generated data." if study.data.source == "generated" else ""
     tasks = provenance.of_tasks(plan)
-    primary = {trial.config.task: trial for trial in plan.trials}
+    drawn = {task: _drawn(trial) for task, trial in {trial.config.task: trial for trial in plan.trials}.items()}
     curves = [
-        point
+        point | {"metric": own[0], "value": point["value"] * own[1]}
         for point in _curves(plan.trials, records)
-        if point["metric"] in _drawn(primary[point["task"]])
+        if (own := drawn[point["task"]].get(point["metric"]))
     ]
     return StudyResults(
         title=f"posbench: {plan.trials[0].suite.title}, preset {study.preset}",
@@ -143,10 +143,14 @@ def _curves(trials: Iterable[Trial], records: Mapping[str, Record]) -> Iterable[
                 yield {"encoding": record.label, "task": trial.config.task, "seed": trial.config.seed, **point}
 
 
-def _drawn(trial: Trial) -> tuple[str, ...]:
-    """The curves of a task that are drawn: its score on the selection split, and the loss of a language model."""
-    selection = load_rows(trial.config.suite, trial.config.task, trial.config.data)[0].selection
-    return (f"{selection}/{trial.task.primary}", *(() if trial.task.labelled else ("train/loss",)))
+def _drawn(trial: Trial) -> dict[str, tuple[str, float]]:
+    """By name the curves of a task that are drawn, its score on the selection split and, where answers are more than a
+    label, the training loss: how each is named with its unit, and what it is multiplied by for that."""
+    score = f"{load_rows(trial.config.suite, trial.config.task, trial.config.data)[0].selection}/{trial.task.primary}"
+    if trial.task.labelled:
+        return {score: (score, 1.0)}
+    unit, factor = kind_of(trial).loss_drawn(trial)
+    return {score: (score, 1.0), "train/loss": (f"train/loss, {unit}", factor)}
 
 
 def _costs(plan: Plan, folder: Path) -> list[dict[str, Any]]:

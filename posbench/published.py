@@ -41,8 +41,9 @@ def tables(entries: Sequence[Published | Direction], frame: pd.DataFrame, *, alp
         return []
     notes = [RULE] if len(rows) > len(claims) else []
     if claims:
-        notes.append(f"A direction is judged by the t interval of the difference, paired by seed, at {1 - alpha:.0%} "
-                     f"corrected for {len(claims)} directions after Bonferroni ({1 - alpha / len(claims):.2%} each): "
+        each = 100 * (1 - alpha / len(claims))
+        notes.append(f"A direction is judged by the t interval of the difference, paired by seed, at "
+                     f"{100 * (1 - alpha):g} % corrected for {len(claims)} directions after Bonferroni ({each:.4g} %): "
                      "'reproduced' where all of it lies on the claimed side, 'not reproduced' otherwise, 'undecided' "
                      "with one pair. That is a paired t test, which takes differences to be normal; the sign-flip test "
                      "of the differences to the baseline does not, and needs more seeds.")

@@ -152,6 +152,11 @@ class Translation(Objective):
         logits = model(target[:, :-1], at=at, source_ids=source, source_mask=at_source.keys)
         return smoothed_loss(logits.float(), target[:, 1:], self.pad, self.trial.config.train.label_smoothing)
 
+    @classmethod
+    def loss_drawn(cls, trial: Trial) -> tuple[str, float]:
+        smoothing = trial.config.train.label_smoothing
+        return "nats per target token" + (f", smoothing {smoothing:g}" if smoothing else ""), 1.0
+
     def weight(self, batch: np.ndarray) -> float:
         target = self.splits["train"].target
         assert target is not None
