@@ -260,7 +260,7 @@ MORE_WRONG = [
     (["--set", "train.learning_rate=inf"], "learning_rate"),
     (["--set", "data.vocabulary=1000000000000"], "less than or equal to"),
     (["--set", "model.token_types=1"], "token_types 1"),
-    (["--set", "encodings=x"], "settings are those of model, train, data and decode"),
+    (["--set", "encodings=x"], "settings are those of model, train, data, decode and search"),
     (["--set", "train.device=cuda"], "no GPU"),
     (["--baseline", "zzz"], "baseline 'zzz' is not in the study"),
     (["--encodings", "rope,rope:base=10000"], "are one and the same"),

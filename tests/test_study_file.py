@@ -384,7 +384,7 @@ def test_status_counts_what_the_store_has_and_only_reads(home, file, monkeypatch
 
 
 def test_a_dry_run_is_right_and_writes_nothing(home, file, monkeypatch, capsys) -> None:
-    from posbench import cost, forecast
+    from posbench import cost, prospect
     from posbench.config import EncodingChoice
     from posbench.objective import objective_of
     from posbench.transformer import Transformer
@@ -395,7 +395,7 @@ def test_a_dry_run_is_right_and_writes_nothing(home, file, monkeypatch, capsys) 
     assert "4 to run, 2 in the store" in out and "steps measured in the store" in out and "measured here" in out
     changes = {"encodings": [{"name": name} for name in ("nope", "t5", "randomized")]}
     (study,) = studies_of(file, changes).values()
-    for cell in forecast.cells(study):
+    for cell in prospect.cells(study, Store(home)):
         trial = cell.trials[0]
         model = Transformer(trial.config.model, trial.encoding, trial.options,
                             vocabulary=objective_of(trial).vocabulary, length=32, head=cell.shape.head)
@@ -422,16 +422,22 @@ def test_a_plan_without_the_data_says_what_is_missing(tmp_path, monkeypatch, cap
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda file: file.stem)
 def test_the_examples_run(example: Path, tmp_path, monkeypatch, capsys) -> None:
-    tiny = [part for name in ("model.width=16", "model.heads=2", "model.feedforward=16", "train.evaluations=1",
-                              "data.train_rows=64")
+    tiny = [part for name in ("train.steps=3", "model.width=16", "model.heads=2", "model.feedforward=16",
+                              "train.evaluations=1", "data.train_rows=64")
             for part in ("--set", name)]
+    own = {
+        "glue": ["--tasks", "mrpc"],
+        "rope-base": ["--tasks", "cola", "--encodings", "rope,rope+layers=4,rope+train.steps=6"],
+        "tuned": ["--tasks", "cola", "--encodings", "learned,rope", "--set", "train.evaluations=3",
+                  "--set", "search.trials=5", "--set", "search.seeds=1000"],
+    }[example.stem]
     code, out, err = run(monkeypatch, capsys, tmp_path, "study", str(example), "--tracker", "none", "--jobs", "1",
-                         "--seeds", "1", "--tasks", "mrpc" if example.stem == "glue" else "cola",
-                         "--set", "train.steps=3", *tiny,
-                         *(["--encodings", "rope,rope+layers=4,rope+train.steps=6"] if "base" in example.stem else []))
+                         "--seeds", "1", *tiny, *own)
     plain = " ".join(out.split())
     assert code == 0, err
     if example.stem == "glue":
         assert "accuracy ↑" in out and "shaw:clip=8" in out
+    elif example.stem == "tuned":
+        assert "Chosen settings" in out and "tuning seeds 1000" in plain and "base" in out
     else:
         assert "‡ rope+layers=4" in out and "train.steps 6 in place of 3" in plain and "equal budget" in plain
