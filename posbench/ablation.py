@@ -17,6 +17,8 @@ CHOICES = 1000
 BUDGET = ("model.width", "model.layers", "model.heads", "model.feedforward", "train.steps", "train.epochs",
           "train.batch_size", "train.batch_tokens", "data.max_length", "data.train_rows")
 """Settings with which a choice trains a larger model, or longer, or on more: no comparison of encodings any more."""
+PLACES = ("data.path", "data.revision", "train.device", "train.threads")
+"""Settings that say where rows lie and trials run, and nothing of what is trained."""
 
 
 def varied(base: EncodingChoice, factors: Mapping[str, Sequence[str]], *, grid: bool) -> list[EncodingChoice]:
@@ -95,6 +97,18 @@ def beyond(study: StudyConfig, label: str) -> dict[str, tuple[Any, Any]]:
         sides = [_flat(to_plain(study.trial(choices[name], task, 0))) for name in (study.baseline, label)]
         found |= {name: (value, sides[1][name]) for name, value in sides[0].items() if sides[1][name] != value}
     return found
+
+
+def changed(study: StudyConfig, original: StudyConfig, task: str) -> list[str]:
+    """Settings of a task in which a study is not another one, whatever its choices; where it runs is none of them."""
+    sides = []
+    for one in (study, original):
+        plain = dataclasses.replace(study.encodings[0], model={}, settings={})
+        sides.append(_flat(to_plain(one.trial(plain, task, 0))) | {"search": one.search is not None})
+    # Files of a folder and of the hub are one data set, which its numbers of rows tell from others.
+    if "generated" not in (study.data.source, original.data.source):
+        sides[0]["data.source"] = sides[1]["data.source"]
+    return [name for name, value in sides[1].items() if name not in PLACES and sides[0][name] != value]
 
 
 def _flat(trial: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ Both appear under their names when they are whole. The two newest are kept, as t
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -140,11 +141,7 @@ class Checkpoints:
 
     def remove(self) -> None:
         """Removes all, when the trial has its result."""
-        try:
-            self._remove_but([])
-        except OSError:
-            # They would be in no one's way: a trial with a result is not run again.
-            return
+        clear(self.folder)
 
     def _read(self, step: int) -> tuple[Mapping[str, Tensor], Mapping[str, Any]]:
         name = f"checkpoint-{step}.safetensors"
@@ -179,6 +176,14 @@ class Checkpoints:
 def there(folder: Path) -> bool:
     """Whether a trial's folder has a checkpoint, whole or not."""
     return any(kind == "json" for *_, kind in _files(folder))
+
+
+def clear(folder: Path) -> None:
+    """Removes the checkpoints of a trial that has its result, also those that a kill left behind it."""
+    # One that cannot be removed is in no one's way: a trial with a result is not run again.
+    with contextlib.suppress(OSError):
+        for _, file, _ in sorted(_files(folder), key=lambda entry: entry[2]):
+            file.unlink(missing_ok=True)
 
 
 def differences(theirs: Mapping[str, Any], ours: Mapping[str, Any], limit: int = 3) -> str:

@@ -12,7 +12,7 @@ import typer
 
 from posbench.arguments import home, path_of
 from posbench.console import say, short
-from posbench.errors import StorageError, UserError
+from posbench.errors import UserError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -84,21 +84,17 @@ def write(folder: Path, tables: Tables, by: str) -> list[Path]:
         StorageError: the folder cannot be written.
     """
     from posbench.figures import FIGURES
-    from posbench.store import write_atomically
+    from posbench.store import write_atomically, writing
     from posbench.tables import csv_text
 
     files = []
-    try:
+    with writing(folder, "choose another with --out"):
         folder.mkdir(parents=True, exist_ok=True)
         for name, frame in tables.items():
             files.append(folder / f"{name}.csv")
             write_atomically(files[-1], csv_text(frame).encode())
             if name in FIGURES:
                 files += FIGURES[name](frame, folder / name, by)
-    except OSError as error:
-        raise StorageError(
-            f"folder '{folder}' cannot be written: {error.strerror}: choose another with --out"
-        ) from None
     return files
 
 

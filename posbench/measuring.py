@@ -26,6 +26,7 @@ def bench(
     from posbench import bench as benches
     from posbench.config import EncodingChoice, override
     from posbench.registry import ENCODINGS
+    from posbench.store import writing
 
     chosen = [EncodingChoice.parse(text) for text in encodings or list(ENCODINGS.found())]
     known = benches.loaded(chosen)
@@ -47,7 +48,8 @@ def bench(
         with Steps("measuring", len(setting.lengths)) as step:
             table = benches.measure(known, setting, step)
         shown = benches.document(table, setting)
-    files = benches.write(table, shown, folder, "decode" if decode else "bench")
+    with writing(folder, "choose another with --out"):
+        files = benches.write(table, shown, folder, "decode" if decode else "bench")
     say(shown.text(width=terminal_width()))
     say("tables: " + ", ".join(short(file) for file in files))
     if (table["reason"] != "").any():

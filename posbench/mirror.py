@@ -50,14 +50,21 @@ class Mirror(Tracker):
         # What was not sent when the study ends is not waited for.
         self.calls.cancel_join_thread()
         self.answer, theirs = context.Pipe(duplex=False)
-        self.process = context.Process(target=_serve, args=(self.make, self.calls, theirs), daemon=True)
-        self.process.start()
+        process = context.Process(target=_serve, args=(self.make, self.calls, theirs), daemon=True)
+        process.start()
+        self.process = process
         theirs.close()
 
     def _pass_on(self, name: str, *arguments: Any) -> None:
-        if self.process is None:
-            self._start()
         self.sent += 1
+        if self.process is None and not self.line:
+            try:
+                self._start()
+            except OSError as error:
+                self.line = (f"no copy of the record: its process cannot be started ({error.strerror}): posbench sync "
+                             "makes it")
+        if self.process is None:
+            return
         self.calls.put((name, arguments))
         # Answers are taken out as they come: a full pipe would stop the child.
         with contextlib.suppress(EOFError, OSError):
@@ -78,6 +85,10 @@ class Mirror(Tracker):
 
     def end(self) -> str:
         self._pass_on("end")
+        if self.process is None:
+            told = self.line
+            self._forget()
+            return told
         deadline = time.monotonic() + self.patience
         try:
             while self.done < self.sent:

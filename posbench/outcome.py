@@ -55,6 +55,7 @@ def study_results(plan: Plan, records: Mapping[str, Record], folder: Path, store
         alpha=study.alpha,
         folder=folder,
         ablations=ablation.budgets(study),
+        published=provenance.published(plan, tasks),
         extras=() if store is None else _extras(plan, records, store),
         search=search_report.parts(tuned, best, note=generated) if tuned else (),
         sheets={"search": search_report.points(tuned), "expected_best": best} if tuned else {},

@@ -12,11 +12,14 @@ from posbench import ablation, environment
 from posbench.config import ModelConfig, TrainConfig
 from posbench.objective import objective_of
 from posbench.store import Record
-from posbench.study import Plan
+from posbench.study import Plan, from_preset
+from posbench.suite import Direction, Published
 from posbench.trial import Trial, load_rows
 
 MANY = 0.1
 """Share of rows that lose tokens to the length limit from which on a task is another one, and a warning says so."""
+LIKE = 0.05
+"""Share by which training rows may differ from the published number, which is rounded, and be the same set."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,6 +192,23 @@ def warnings(plan: Plan, tasks: Mapping[str, TaskFacts]) -> tuple[str, ...]:
         return ()
     return (f"Many rows lose tokens to the length limit: {', '.join(many)}. What was cut may hold the answer; raise "
             "data.max_length to score the whole rows.",)
+
+
+def published(plan: Plan, tasks: Mapping[str, TaskFacts]) -> tuple[Published | Direction, ...]:
+    """What papers report at the settings of the study's preset; a number has the reason where the study is another."""
+    study = plan.study
+    found: list[Published | Direction] = []
+    for entry in plan.trials[0].suite.published:
+        if entry.preset != study.preset:
+            continue
+        if isinstance(entry, Published) and not entry.incomparable and entry.task in tasks:
+            rows, stated = tasks[entry.task].rows["train"], entry.train_rows
+            if changed := ablation.changed(study, from_preset(study.suite, study.preset, {}), entry.task):
+                entry = replace(entry, incomparable=f"settings are not the preset's: {', '.join(changed)}")
+            elif stated is not None and abs(rows - stated) > LIKE * stated:
+                entry = replace(entry, incomparable=f"trained on {rows:,} rows, published on about {stated:,}")
+        found.append(entry)
+    return tuple(found)
 
 
 def _models(plan: Plan) -> str:

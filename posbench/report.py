@@ -16,6 +16,7 @@ import pandas as pd
 
 from posbench.page import page
 from posbench.store import write_atomically
+from posbench.suite import Direction, Published
 from posbench.tables import Table, csv_text, latex, latex_text, markdown, markdown_text, terminal, wrapped
 
 TERMINAL_WIDTH = 160
@@ -58,6 +59,7 @@ class StudyResults:
         notes: what stands below every table.
         ablations: by label, in what an encoding's budget (size of the model, length of training, length of rows) is
             not the baseline's, so that the two are no comparison of encodings alone.
+        published: what papers report at the settings of the study's preset, with why a result here is none of theirs.
     """
 
     title: str
@@ -74,6 +76,7 @@ class StudyResults:
     sheets: Mapping[str, pd.DataFrame] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     ablations: Mapping[str, str] = field(default_factory=dict)
+    published: tuple[Published | Direction, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

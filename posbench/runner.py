@@ -118,7 +118,8 @@ class _Run:
         self.schedule = LambdaLR(optimizer, lambda step: learning_rate(step, self.updates, self.train.warmup,
                                                                        self.train.schedule))
         self.state = Training(self.model, optimizer, self.schedule, average=self.train.average)
-        self.began = time.time()
+        # Spans are of a clock that nobody sets; a date is of the one that people read.
+        self.began, self.start = time.time(), time.monotonic()
 
     def result(self) -> tuple[Record, dict[str, np.ndarray]]:
         status, reason = "done", ""
@@ -177,7 +178,7 @@ class _Run:
             rows=rows,
             curves=self.state.curves,
             parameters=sum(p.numel() for p in self.model.parameters() if p.requires_grad),
-            seconds=self._spent(ended),
+            seconds=self._spent(),
             step_seconds=statistics.median(self.state.step_seconds) if self.state.step_seconds else 0.0,
             facts=facts,
         )
@@ -227,7 +228,7 @@ class _Run:
                 # A signal that comes from here on waits for the next step, and its checkpoint.
                 stop = distributed.any_of_us(signals.asked)
                 if self.checkpoints is not None and (stop or self.checkpoints.due()):
-                    self.checkpoints.write(step, lambda: state.capture(self._spent(time.time())))
+                    self.checkpoints.write(step, lambda: state.capture(self._spent()))
                 if stop:
                     signals.obey()
                     raise Terminated(128 + SIGTERM)  # another process of this trial was asked
@@ -237,9 +238,9 @@ class _Run:
             # A mean of random features of before and after a redraw would be neither.
             self.model.load_state_dict(averaged(state.latest, {name for name, _ in self.model.named_buffers()}))
 
-    def _spent(self, now: float) -> float:
+    def _spent(self) -> float:
         """Seconds of this trial up to now, those of processes that were interrupted included."""
-        return self.state.spent + now - self.began
+        return self.state.spent + time.monotonic() - self.start
 
     @torch.no_grad()
     def _score(self, split: str) -> Scores:

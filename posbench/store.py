@@ -6,6 +6,7 @@ final names only when they are whole; what a killed process leaves behind ends i
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import json
@@ -13,7 +14,8 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -22,7 +24,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load, load_file, save
 
-from posbench.errors import StorageError
+from posbench.errors import StorageError, reason_of
 from posbench.locks import exclusive
 
 MANIFEST = "manifest.json"
@@ -78,9 +80,10 @@ class Store:
         """Whether the trial is done: its manifest exists and its files are those that were written."""
         folder = self.folder(fingerprint)
         try:
-            manifest = json.loads((folder / MANIFEST).read_text())
-            return all(_hash((folder / name).read_bytes()) == known for name, known in manifest["files"].items())
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            known = json.loads((folder / MANIFEST).read_text())["files"]
+            # A manifest that names no file would vouch for all of them.
+            return all(_hash((folder / name).read_bytes()) == known[name] for name in {RECORD, PREDICTIONS, *known})
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return False
 
     def stamp(self, fingerprint: str) -> Stamp:
@@ -110,7 +113,7 @@ class Store:
         folder = self.folder(record.fingerprint)
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._sweep(folder)
+            sweep(folder)
             (folder / MANIFEST).unlink(missing_ok=True)
             plain = _jsonable(asdict(record))
             files = {
@@ -127,8 +130,19 @@ class Store:
             ) from error
 
     def load(self, fingerprint: str) -> Record:
-        """The record of a done trial."""
-        return _record((self.folder(fingerprint) / RECORD).read_bytes())
+        """The record of a done trial.
+
+        Raises:
+            StorageError: it is whole, and another version of posbench wrote it.
+        """
+        file = self.folder(fingerprint) / RECORD
+        try:
+            return _record(file.read_bytes())
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            raise StorageError(
+                f"{file} cannot be read as a record ({reason_of(error)}): it is of another version of posbench: use "
+                "that one, or remove the file, and the trial runs again"
+            ) from error
 
     def predictions(self, fingerprint: str) -> dict[str, np.ndarray]:
         """The per-example arrays of a done trial."""
@@ -142,10 +156,17 @@ class Store:
         """Forgets a trial, so that the next study runs it again."""
         shutil.rmtree(self.folder(fingerprint), ignore_errors=True)
 
-    @staticmethod
-    def _sweep(folder: Path) -> None:
-        for left in folder.glob("*.tmp"):
-            left.unlink(missing_ok=True)
+
+def sweep(folder: Path, *, age: float = 0.0) -> None:
+    """Removes what processes that were killed while they wrote left in a folder.
+
+    Args:
+        age: seconds since it was written, at least; above 0 where others may be writing beside this process.
+    """
+    for left in folder.glob("*.tmp"):
+        with contextlib.suppress(FileNotFoundError):
+            if not age or time.time() - left.stat().st_mtime >= age:
+                left.unlink()
 
 
 def parsed(files: Mapping[str, bytes]) -> tuple[Record, dict[str, np.ndarray]]:
@@ -158,6 +179,20 @@ def _record(content: bytes) -> Record:
     for entry in [*plain["rows"], *plain["curves"]]:
         entry["value"] = _number(entry["value"])
     return Record(**plain)
+
+
+@contextlib.contextmanager
+def writing(folder: Path, mend: str) -> Iterator[None]:
+    """Around what writes files for people to read.
+
+    Raises:
+        StorageError: one of them cannot be written; `mend` says what to do.
+    """
+    try:
+        yield
+    except OSError as error:
+        told = error.strerror or reason_of(error)
+        raise StorageError(f"folder '{folder}' cannot be written: {told}: {mend}") from error
 
 
 def write_atomically(path: Path, content: bytes, *, fresh: bool = False) -> None:

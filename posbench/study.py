@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from posbench.checkpoint import there
+from posbench.checkpoint import clear, there
 from posbench.config import EncodingChoice, StudyConfig, build, override, to_plain
 from posbench.data import MissingTask
 from posbench.errors import ContextLengthExceeded, UserError, nearest, reason_of
@@ -222,6 +222,7 @@ def run(plan: Plan, store: Store, *, executor: Executor, tracker: Tracker, watch
     done = planned - len(missing)
     for record in records.values():
         if record.status != "failed" and record.fingerprint not in plan.outcomes:
+            clear(store.folder(record.fingerprint))
             tracker.trial(record, {})
     # Closed at once when the study is stopped between two records: its workers are told then, and not when it is freed.
     with contextlib.closing(executor.results(missing)) as running:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from posbench.config import StudyConfig, build, to_plain
-from posbench.declaration import declared
-from posbench.errors import StorageError, UserError, is_file
+from posbench.declaration import declared, told
+from posbench.errors import StorageError, UserError, is_file, reason_of
 from posbench.store import write_atomically
 
 IDENTITY = "study.json"
@@ -67,8 +67,15 @@ def kept_in(folder: Path) -> StudyConfig:
 def declarations(folder: Path) -> list[dict[str, Any]]:
     """What was declared in a study folder, the first first; nothing in one that is older than declarations."""
     history = _identity(folder).get(DECLARED, []) if is_file(folder / IDENTITY) else []
-    if not isinstance(history, list) or not all(isinstance(entry, dict) and "hash" in entry for entry in history):
-        raise UserError(f"folder '{folder}': {DECLARED} of {IDENTITY} are damaged: remove the folder, its trials stay")
+    try:
+        if not isinstance(history, list):
+            raise TypeError(f"they are a {type(history).__name__}")
+        told(history)  # what a table can say of them is whole
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(
+            f"folder '{folder}': {DECLARED} of {IDENTITY} are damaged ({reason_of(error)}): remove the folder, its "
+            "trials stay"
+        ) from None
     return history
 
 
@@ -78,7 +85,7 @@ def _identity(folder: Path) -> dict[str, Any]:
         plain = json.loads(file.read_text())
         if not isinstance(plain, dict):
             raise ValueError(f"it holds a {type(plain).__name__} in place of settings by name")
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         mend = ("remove the folder and run the study again, its trials stay" if file.exists()
                 else "give one that `posbench study` wrote, such as out/glue-mini")
         raise UserError(f"folder '{folder}' is no study's: it has no readable {IDENTITY} ({error}): {mend}") from None
@@ -100,8 +107,8 @@ def _settings(plain: Mapping[str, Any]) -> dict[str, Any]:
 def _differences(theirs: Any, mine: Any, path: str = "") -> list[str]:
     if isinstance(theirs, dict) and isinstance(mine, dict):
         return [
-            told
+            line
             for name in sorted(theirs.keys() | mine.keys())
-            for told in _differences(theirs.get(name), mine.get(name), f"{path}.{name}" if path else name)
+            for line in _differences(theirs.get(name), mine.get(name), f"{path}.{name}" if path else name)
         ]
     return [] if theirs == mine else [f"{path} is {theirs} there and {mine} here"]

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from posbench.store import Record
     from posbench.study import Plan
 
+ABANDONED_SECONDS = 3600.0
+"""After this nobody writes a file of a report any more: whoever did was killed."""
 Target = Annotated[str, typer.Argument(help="Suite by name, such as glue, or a study file, such as mine.yaml.")]
 Preset = Annotated[str, typer.Option(help="The suite's settings: mini, real-mini, small, paper; mini by default.")]
 Encodings = Annotated[
@@ -243,10 +245,12 @@ def _run(plan: Plan, folder: Path, where: Callable[..., Executor], tracker: str)
 def _report(plan: Plan, records: Mapping[str, Record], folder: Path) -> list[Path]:
     from posbench.outcome import study_results
     from posbench.registry import REPORTS
-    from posbench.store import Store
+    from posbench.store import Store, sweep, writing
 
-    results = study_results(plan, records, folder, Store(home() / "trials"))
-    scoreboard = REPORTS.load("scoreboard").value
-    files = scoreboard.write(results)
+    with writing(folder, "make room there; all results are kept, the same command goes on"):
+        results = study_results(plan, records, folder, Store(home() / "trials"))
+        scoreboard = REPORTS.load("scoreboard").value
+        files = scoreboard.write(results)
+        sweep(folder, age=ABANDONED_SECONDS)
     say(scoreboard.document(results).text(width=terminal_width()))
     return files

@@ -105,6 +105,65 @@ class TaskData:
     notes: dict[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Published:
+    """A number that a paper reports, and what it takes to hold a result against it.
+
+    Attributes:
+        preset: whose settings are the paper's. task: of the suite. encoding: label of the choice that stands for it.
+        model: its name in the paper. metric: as the suite names it. source: where it stands.
+        value: as printed, whose digits say how it was rounded. scale: what a score is multiplied by to be in its unit.
+        split: as published. splits: what that split is called here; `split` itself by default.
+        rows: rows of the split, and train_rows of training, as published; with others there is no comparison.
+        note: metric's recipe and errata, which stand below the table.
+        incomparable: why no result here can be held against it; empty where one can.
+    """
+
+    preset: str
+    task: str
+    encoding: str
+    model: str
+    metric: str
+    source: str
+    value: str
+    scale: float = 1.0
+    split: str
+    splits: tuple[str, ...] = ()
+    rows: int | None = None
+    train_rows: int | None = None
+    note: str = ""
+    incomparable: str = ""
+
+    @property
+    def rounding(self) -> float:
+        """Half of a unit of the last digit that is printed."""
+        return 0.5 * 10.0**-self.decimals
+
+    @property
+    def decimals(self) -> int:
+        return len(self.value.partition(".")[2])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Direction:
+    """A claim that one encoding is better than another, after the same training; it names no number.
+
+    Attributes:
+        preset: of the suite; the claim is judged on each task of a study. encoding, over: labels of the two choices.
+        metric, split: what is compared, at the length of training. told: what was published, in a few words.
+        source, note: as of Published.
+    """
+
+    preset: str
+    encoding: str
+    over: str
+    metric: str
+    split: str
+    told: str
+    source: str
+    note: str = ""
+
+
 class Suite(ABC):
     """A set of tasks with presets.
 
@@ -113,6 +172,7 @@ class Suite(ABC):
         tasks: by name, in the order of the table's columns.
         presets: by name, dotted settings of a StudyConfig such as {'train.steps': 100}; 'per_task' may differ by task.
         encodings: what a study compares when the user names none.
+        published: what papers report at the settings of presets; none by default.
     """
 
     name: ClassVar[str]
@@ -121,6 +181,7 @@ class Suite(ABC):
     tasks: ClassVar[Mapping[str, Task]]
     presets: ClassVar[Mapping[str, Mapping[str, Any]]]
     encodings: ClassVar[tuple[str, ...]]
+    published: ClassVar[tuple[Published | Direction, ...]] = ()
 
     def objective(self, task: Task) -> Any:
         """The subclass of posbench.objective.Objective that trains and scores a task; None for labelled sequences."""

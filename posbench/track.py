@@ -40,6 +40,8 @@ QUIET = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "3",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
     "MLFLOW_LOGGING_LEVEL": "ERROR",
+    # Nothing here is ever a pickle, and what is one is nothing for these pages to open.
+    "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false",
 }
 
 

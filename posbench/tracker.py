@@ -6,11 +6,15 @@ is counted and told once at the end.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import IO
 
 from posbench.store import Record
 
@@ -44,7 +48,8 @@ class JsonLines(Tracker):
 
     def begin(self, study: str, description: str) -> None:
         if self.path.is_file():
-            self.known = {hashlib.sha256(line).digest() for line in self.path.read_bytes().splitlines()}
+            with contextlib.suppress(OSError):  # then nothing can be written either, which the end tells
+                self.known = {hashlib.sha256(line).digest() for line in self.path.read_bytes().splitlines()}
 
     def trial(self, record: Record, files: Mapping[str, Path]) -> None:
         # JSON has no NaN or infinity; they are kept as their names.
@@ -56,10 +61,21 @@ class JsonLines(Tracker):
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             # Unbuffered, one write in append mode: lines of several writers do not mix.
-            with open(self.path, "ab", buffering=0) as file:
-                file.write(line + b"\n")
+            with open(self.path, "a+b", buffering=0) as file:
+                whole = b"\n" * _cut_off(file) + line + b"\n"
+                # On a full disk the system writes a part and calls it no error.
+                if (file.write(whole) or 0) < len(whole):
+                    raise OSError(errno.ENOSPC, "no room for a whole line")
         except OSError as error:
             self.lost, self.reason = self.lost + 1, error.strerror or str(error)
 
     def end(self) -> str:
         return f"{self.path} incomplete: {self.lost} trials could not be written: {self.reason}" if self.lost else ""
+
+
+def _cut_off(file: IO[bytes]) -> bool:
+    """Whether the file ends within a line, where a kill or a full disk cut it off; the next one must not join it."""
+    if not file.seek(0, os.SEEK_END):
+        return False
+    file.seek(-1, os.SEEK_END)
+    return file.read(1) != b"\n"

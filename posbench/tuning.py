@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from posbench.chain import Chain, Tried, configured
+from posbench.checkpoint import clear
 from posbench.config import EncodingChoice, StudyConfig, override, to_plain
 from posbench.errors import UserError, nearest
 from posbench.execute import Executor
@@ -106,6 +107,7 @@ def tune(plan: Plan, store: Store, *, executor: Executor, tracker: Tracker, watc
         # What failed before is tried once more, and is what it is when it fails again.
         tuned = _walked(tuned, store, lambda record: record.status != "failed" or record.fingerprint in tried)
         for name in tuned.records.keys() - before:
+            clear(store.folder(name))
             tracker.trial(tuned.records[name], {})
         missing = [trial for trial in tuned.trials if trial.fingerprint not in tuned.records]
         if not missing:

@@ -10,7 +10,7 @@ from functools import partial
 
 import pandas as pd
 
-from posbench import lengths, plots
+from posbench import lengths, plots, published
 from posbench.cells import Column
 from posbench.comparison import ALL_TASKS, Comparison, Difference, compare
 from posbench.errors import UserError
@@ -57,6 +57,7 @@ class Scoreboard(Report):
                                 draw=partial(plots.by_length, lengths.several(context.frame),
                                              trained=lengths.trained_lengths(context.frame), note=note)))
         parts += [replace(table, notes=(*table.notes, *common)) for table in context.extras]
+        parts += published.tables(context.published, context.frame, alpha=context.alpha, common=common)
         parts += [_costs(context.costs, list(dict.fromkeys(trained["encoding"]))), _ran(trained)]
         parts += [*_broken(trained), _columns(comparison.columns)]
         if not context.curves.empty:

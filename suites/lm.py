@@ -14,7 +14,7 @@ from posbench.suites._lm_texts import load_text
 
 from posbench.config import DataConfig
 from posbench.corpus import Corpus
-from posbench.suite import SMALL_MODEL, Metric, Suite, Task, TaskData
+from posbench.suite import SMALL_MODEL, Direction, Metric, Suite, Task, TaskData
 
 
 def _bits(*, gold: np.ndarray, predicted: np.ndarray) -> float:
@@ -37,12 +37,31 @@ DECODER = {
 }
 
 
+# Claims of a direction, which any size may check: RoFormer has loss curves here, and no numbers.
+PAPER = "RoFormer (Su et al. 2021, arXiv 2104.09864)"
+MASKED = ("The curve of softmax attention is of masked language models (BERT's learned table against RoPE, English, "
+          "lower at every step); these are causal ones.")
+VARIANTS = ("The code that the paper cites turns queries and keys before the feature map, its Eq. 19 after it in the "
+            "numerator alone; its switch 'on' also adds a sinusoid, and 'off' means a learned table. All three places "
+            "of the rotation are held against that table here. Single runs, without seeds and intervals.")
+CLAIMS = (
+    ("rope", "learned", "lower", f"{PAPER}, section 4.2", MASKED),
+    *((label, f"learned{PERFORMER}", "lower and faster", f"{PAPER}, section 4.4", VARIANTS)
+      for label in CHOICES if label.startswith(f"rope{PERFORMER}")),
+)
+
+
 class LanguageModels(Suite):
     """Running texts: Python's own documentation, enwik8, text8, or any file."""
 
     name, title, version = "lm", "Language models", "1"
     tasks = TASKS
     encodings = CHOICES
+    published = tuple(
+        Direction(preset=preset, encoding=encoding, over=over, metric=BITS.name, split="test", told=told, source=source,
+                  note=note)
+        for preset in ("mini", "real-mini", "small", "paper") for encoding, over, told, source, note in CLAIMS
+    )
     presets = {
         "mini": DECODER | {
             "seeds": (0, 1, 2),
@@ -90,8 +109,7 @@ class LanguageModels(Suite):
             "train.evaluations": 20,
         },
         # RoFormer, section 4.4: 12 layers, 768 wide, 12 heads, rate 1e-4, batch 128, length 1024. The number of updates
-        # is read off its figure's axis (100 k); warm-up, decay, dropout, seeds and split are not stated. Its result is
-        # a loss curve, lower with rotation, and no number.
+        # is read off its figure's axis (100 k); warm-up, decay, dropout, seeds and split are not stated.
         "paper": DECODER | {
             "seeds": (0, 1, 2, 3, 4, 5),
             "tasks": ("enwik8",),

@@ -69,6 +69,28 @@ def test_the_newest_two_are_kept_and_the_newest_is_taken(tmp_path: Path) -> None
     assert newest(tmp_path / "none") == (None, [])
 
 
+def test_where_one_takes_long_the_next_comes_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At most one part in 51 of the time goes into writing, however short the pause that was asked for."""
+    now = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    here = Checkpoints(tmp_path, {}, pause=10.0)
+    now = 9.9
+    assert not here.due()
+    now = 10.1
+    assert here.due()
+
+    def slow() -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        nonlocal now
+        now += 2.0
+        return captured(1)()
+
+    assert here.write(1, slow)
+    now += 99.9
+    assert not here.due()
+    now += 0.2
+    assert here.due()
+
+
 @pytest.mark.parametrize("kind", ["safetensors", "json"])
 @pytest.mark.parametrize("damage", ["empty", "half", "shorter", "flipped", "gone"])
 def test_a_damaged_one_gives_way_to_the_one_before_and_then_to_none(tmp_path: Path, kind: str, damage: str) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Mapping
 from functools import partial
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
 import pytest
@@ -66,6 +70,22 @@ def test_what_is_left_after_its_patience_is_told_and_the_process_is_gone(tmp_pat
     assert not child.is_alive()
 
 
+def test_what_was_never_sent_does_not_hold_up_the_end_of_the_program(tmp_path: Path) -> None:
+    """More waits than a pipe holds, and nobody will read it."""
+    code = ("import sys; from tests.test_mirror import *\n"
+            "if __name__ == '__main__':\n"
+            "    home = Path(sys.argv[1])\n"
+            "    mirror = Mirror(partial(Held, home / 'never', home / 'lines'), patience=0.2)\n"
+            "    for seed in range(20): mirror.trial(record(seed=seed, facts={'padding': 'x' * 20000}), {})\n"
+            "    print(mirror.end())")
+    script = tmp_path / "script.py"
+    script.write_text(code)
+    root = Path(__file__).parents[1]
+    done = subprocess.run([sys.executable, str(script), str(tmp_path)], cwd=root, capture_output=True, text=True,
+                          env={**os.environ, "PYTHONPATH": str(root)}, timeout=120, check=True)
+    assert done.stdout.startswith("the copy of the record was 21 of 21 entries behind")
+
+
 def test_a_tracker_that_dies_is_told_and_stops_nothing(tmp_path: Path) -> None:
     mirror = Mirror(Leaver)
     for seed in range(3):
@@ -73,6 +93,21 @@ def test_a_tracker_that_dies_is_told_and_stops_nothing(tmp_path: Path) -> None:
     mirror.process.join()
     mirror.trial(record(seed=3), {})
     assert mirror.end() == "the copy of the record ended early with exit code 7: posbench sync completes it"
+
+
+def test_where_no_process_can_be_started_a_study_goes_on_without_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    mirror = Mirror(Tracker)
+    with monkeypatch.context() as patched:
+        patched.setattr(SpawnProcess, "start", full)
+        mirror.prepare()
+        mirror.trial(record(), {})
+        assert mirror.end() == ("no copy of the record: its process cannot be started (Resource temporarily "
+                                "unavailable): posbench sync makes it")
+    mirror.prepare()
+    assert mirror.end() == "", "the next study has one again"
 
 
 @pytest.mark.parametrize("mirrored", [False, True])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import time
 from pathlib import Path
 
 import numpy as np
@@ -51,6 +52,21 @@ def test_the_same_trial_twice_is_equal_to_the_last_bit() -> None:
     (one, arrays), (two, again) = run(trial()), run(trial())
     assert measured(one) == measured(two)
     assert all(np.array_equal(arrays[name], again[name]) for name in arrays)
+
+
+def test_a_trial_takes_the_threads_that_its_record_states(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, asked = torch.get_num_threads(), []
+    monkeypatch.setattr(torch, "set_num_threads", asked.append)
+    record, _ = run(trial(train__threads=str(before + 1)))
+    assert asked == [before + 1] == [record.facts["threads"]]
+
+
+def test_a_clock_that_is_set_back_makes_no_trial_shorter_than_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    hours = iter(range(10**6, 0, -1))
+    monkeypatch.setattr(time, "time", lambda: 3600.0 * next(hours))
+    began = time.monotonic()
+    record, _ = run(trial())
+    assert 0 < record.seconds <= time.monotonic() - began
 
 
 def test_the_same_encoding_under_another_name_is_bit_identical(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import math
 import os
@@ -55,7 +56,8 @@ def test_a_damaged_file_is_no_result(tmp_path: Path, name: str, keep: float) -> 
     assert not store.has(PRINT)
 
 
-@pytest.mark.parametrize("manifest", ["", "{", "[]", '{"files": 3}', "null"])
+@pytest.mark.parametrize("manifest", ["", "{", "[]", '{"files": 3}', "null", '{"files": {}}', "[" * 100_000,
+                                      '{"files": {"../../x": "0"}}'])
 def test_a_damaged_manifest_is_no_result(tmp_path: Path, manifest: str) -> None:
     store = Store(tmp_path)
     store.keep(record(), {})
@@ -124,6 +126,21 @@ def test_an_old_result_gives_way_to_a_new_one(tmp_path: Path) -> None:
     assert store.load(PRINT).status == "done"
     store.drop(PRINT)
     assert not store.has(PRINT)
+
+
+@pytest.mark.parametrize("change", [{"later": 1}, {"rows": None}])
+def test_a_whole_record_of_another_version_is_told_in_one_line(tmp_path: Path, change: dict[str, object]) -> None:
+    store = Store(tmp_path)
+    store.keep(record(), {})
+    folder = store.folder(PRINT)
+    content = json.dumps(json.loads((folder / "record.json").read_text()) | change).encode()
+    (folder / "record.json").write_bytes(content)
+    manifest = json.loads((folder / MANIFEST).read_text())
+    manifest["files"]["record.json"] = hashlib.sha256(content).hexdigest()
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+    assert store.has(PRINT)
+    with pytest.raises(StorageError, match="another version of posbench"):
+        store.load(PRINT)
 
 
 def test_the_manifest_names_every_file(tmp_path: Path) -> None:

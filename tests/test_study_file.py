@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,10 @@ import pytest
 from posbench import cli, declaration
 from posbench.errors import UserError
 from posbench.safe_yaml import parse, written
+from posbench.store import Store
 from posbench.study import from_preset, plan
 from posbench.study_file import is_study_file, studies_of
-from posbench.study_folder import claim, declarations
+from posbench.study_folder import claim, declarations, kept_in
 from posbench.study_text import text_of, write
 
 EXAMPLES = sorted((Path(__file__).resolve().parents[1] / "studies").glob("*.yaml"))
@@ -152,9 +154,25 @@ def test_a_files_own_name_becomes_a_folders_and_is_checked_too(stem: str, tmp_pa
 def test_a_stored_study_with_another_path_for_a_name_is_refused(tmp_path: Path) -> None:
     (tmp_path / "study.json").write_text(json.dumps({"suite": "../evil.py"}))
     with pytest.raises(UserError, match="a name is 1 to 64"):
-        from posbench.studying import _kept
+        kept_in(tmp_path)
 
-        _kept(tmp_path)
+
+@pytest.mark.parametrize("change", [
+    {"declarations": "x"}, {"declarations": [5]}, {"declarations": [{}]}, {"declarations": [{"hash": 1}]},
+    {"declarations": [{"hash": "x", "primary": 1, "lengths": {}, "encodings": [], "baseline": "x", "seeds": [],
+                       "alpha": 0.05}]},
+    None,
+], ids=str)
+def test_a_study_json_that_somebody_spoilt_is_told_in_one_line(change: dict | None, tmp_path: Path) -> None:
+    study = from_preset("glue", "mini", {"tasks": ["rte"]})
+    claim(tmp_path, study)
+    text = json.dumps(json.loads((tmp_path / "study.json").read_text()) | change) if change else "[" * 100_000
+    (tmp_path / "study.json").write_text(text)
+    for ask in (lambda: claim(tmp_path, study), lambda: declarations(tmp_path)):
+        with pytest.raises(UserError, match=r"study\.json") as told:
+            ask()
+        assert "\n" not in str(told.value)
+    assert (tmp_path / "study.json").read_text() == text
 
 
 def test_a_file_is_the_study_that_options_make(tmp_path: Path) -> None:
@@ -346,6 +364,19 @@ def test_a_file_goes_on_grows_says_so_and_refuses_other_settings(home, file, mon
     assert "from 2 to 3 seeds (with 2)" in plain and first[0]["hash"][:16] in plain
     code, out, err = run(monkeypatch, capsys, mine, *arguments, "--set", "train.steps=5")
     assert code == 2 and "train.steps is 4 there and 5 here" in err
+
+
+def test_a_result_of_other_code_is_told_in_the_table(home, monkeypatch, capsys, tmp_path) -> None:
+    mine = tmp_path / "home"
+    shutil.copytree(home, mine)
+    code, out, _ = run(monkeypatch, capsys, mine, "report", str(mine / "mine"))
+    assert code == 0 and "versions of posbench's code" not in " ".join(out.split())
+    store = Store(mine / "trials")
+    name = next(store.root.glob("*/*/record.json")).parent.name
+    record = store.load(name)
+    store.keep(replace(record, facts={**record.facts, "code": "ab" * 32}), store.predictions(name))
+    code, out, _ = run(monkeypatch, capsys, mine, "report", str(mine / "mine"))
+    assert code == 0 and "results come from 2 versions of posbench's code" in " ".join(out.split())
 
 
 def test_status_counts_what_the_store_has_and_only_reads(home, file, monkeypatch, capsys, tmp_path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import multiprocessing
@@ -135,6 +136,26 @@ def test_json_lines_tell_what_they_could_not_write(tmp_path: Path) -> None:
     tracker = JsonLines(tmp_path)
     tracker.trial(record(), {})
     assert "1 trials" in tracker.end()
+
+
+def test_a_line_that_a_full_disk_cut_off_is_told_and_spoils_no_other(tmp_path: Path) -> None:
+    """At a limit of file size the system writes a part of a line, and says so in a number alone."""
+    path = tmp_path / "lines"
+    code = ("import resource, sys; from pathlib import Path; from tests.test_track import *\n"
+            "lines = JsonLines(Path(sys.argv[1])); lines.begin(STUDY, ''); lines.trial(record(), {})\n"
+            "size = lines.path.stat().st_size + 50; resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))\n"
+            "lines.trial(record(seed=1), {}); assert '1 trials' in lines.end(), lines.end()")
+    subprocess.run([sys.executable, "-c", code, str(path)], cwd=Path(__file__).parents[1], check=True, timeout=120)
+    lines = JsonLines(path)
+    lines.begin(STUDY, "")
+    for seed in range(3):
+        lines.trial(record(seed=seed), {})
+    assert lines.end() == ""
+    whole = []
+    for line in path.read_text().splitlines():
+        with contextlib.suppress(ValueError):
+            whole.append(json.loads(line)["config"]["seed"])
+    assert whole == [0, 1, 2], "the one that was cut off comes again, and the others came once"
 
 
 def test_a_run_says_what_the_record_says(home: Path) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from posbench import study_folder
 from posbench.config import StudyConfig
 from posbench.errors import StorageError, UserError
 from posbench.execute import Here
@@ -194,18 +195,16 @@ def test_of_studies_that_claim_a_folder_at_one_moment_one_has_it(tmp_path: Path)
 def test_a_folder_that_was_claimed_between_the_look_and_the_writing_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from posbench import study as studies
-
     folder = tmp_path / "folder"
-    genuine = studies.write_atomically
+    genuine = study_folder.write_atomically
     mine, theirs = (from_preset("glue", "mini", {"train.steps": steps}) for steps in ("5", "6"))
 
     def late(*arguments: object, **named: object) -> None:
-        monkeypatch.setattr(studies, "write_atomically", genuine)
+        monkeypatch.setattr(study_folder, "write_atomically", genuine)
         claim(folder, theirs)
         genuine(*arguments, **named)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(studies, "write_atomically", late)
+    monkeypatch.setattr(study_folder, "write_atomically", late)
     with pytest.raises(UserError, match="steps is 6 there and 5 here"):
         claim(folder, mine)
     assert not list(folder.glob("*.tmp"))

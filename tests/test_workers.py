@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from posbench import workers
 from posbench.execute import run_and_keep
 from posbench.store import Record, Store
 from posbench.trial import Trial
@@ -82,6 +83,19 @@ def test_each_wild_trial_fails_alone_with_its_reason_and_its_last_words(tmp_path
     assert memory.facts["peak_memory"] > 2**26
     for one in siblings:
         assert measured(records[one.fingerprint]) == measured(run_and_keep(one, Store(tmp_path / "alone")))
+
+
+def test_what_a_failure_changed_in_its_process_reaches_no_other_trial(tmp_path: Path) -> None:
+    fails = trial(wild(tmp_path, "fails", "torch.set_default_dtype(torch.float64); 1 / 0"))
+    first, second = Processes(Store(tmp_path / "store"), 1).results([fails, trial("rope")])
+    assert first.status == "failed" and "ZeroDivisionError" in first.reason
+    assert measured(second) == measured(run_and_keep(trial("rope"), Store(tmp_path / "alone")))
+
+
+def test_a_worker_that_never_begins_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "START_SECONDS", 0.01)
+    (record,) = Processes(Store(tmp_path), 1).results([trial("nope")])
+    assert record.status == "failed" and record.reason == "timeout: no end after 0.01 s"
 
 
 def test_a_hang_ends_at_its_time_with_all_that_it_started_and_the_next_trial_goes_on(

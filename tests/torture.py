@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 
 from posbench.checkpoint import PAUSE_VARIABLE
-from posbench.store import MANIFEST, Store
+from posbench.store import LOCK, MANIFEST, Store
 
 ROOT = Path(__file__).resolve().parents[1]
 FILE = """
@@ -42,7 +42,8 @@ data: {train_rows: 300, evaluation_rows: 100}
 """
 TRIALS = 24
 TUNING = 12
-TABLES = ("scoreboard.md", "scoreboard.txt", "scoreboard.tex", "scoreboard.html", "comparisons.csv")
+TABLES = ("scoreboard.md", "scoreboard.txt", "scoreboard.tex", "scoreboard.html", "comparisons.csv", "search.csv",
+          "expected_best.csv")
 WATCH_SECONDS = 0.005
 
 
@@ -94,6 +95,11 @@ class Study:
         self.known = now
         return wrong
 
+    def leftovers(self) -> list[str]:
+        """What a finished study has no use for: halves of files, checkpoints, locks."""
+        return [file.name for file in self.store.root.glob("*/*/*")
+                if file.suffix == ".tmp" or file.name == LOCK or file.name.startswith("checkpoint-")]
+
     def tables(self) -> dict[str, bytes]:
         return {name: (self.folder / name).read_bytes() for name in TABLES}
 
@@ -132,7 +138,7 @@ def torment(calm: Study, kills: int, draw: random.Random, whole: float) -> int:
         phase = kill(study, process, draw, whole) if spare else None
         told = process.communicate()[1].decode()
         wrong += study.check()
-        if phase:
+        if phase and process.returncode == -signal.SIGKILL:
             phases[phase] += 1
             continue
         if process.returncode:
@@ -141,6 +147,7 @@ def torment(calm: Study, kills: int, draw: random.Random, whole: float) -> int:
             wrong.append(f"round {rounds}: {len(study.known)} trials in place of {TRIALS}")
         wrong += [f"round {rounds}: {name} differs" for name, content in study.tables().items()
                   if content != reference[name]]
+        wrong += [f"round {rounds}: {left} was left behind" for left in study.leftovers()]
         rounds += 1
         print(f"round {rounds}: {sum(phases.values())} kills so far, {len(wrong)} faults", flush=True)
         shutil.rmtree(study.home)
