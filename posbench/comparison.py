@@ -232,7 +232,8 @@ def _ranking(encodings: tuple[str, ...], columns: Sequence[Column], cells: Grid,
     if left_out:
         notes.append(f"Left out of the ranks, because a trial is missing or directions differ: {', '.join(left_out)}.")
     if len(encodings) < 2 or len(tasks) < 2:
-        notes.append(f"No ranks: {len(encodings)} encodings on {len(tasks)} complete tasks, two of each are the least.")
+        notes.append(f"No ranks: they need two encodings and two tasks without a missing score; here are "
+                     f"{len(encodings)} and {len(tasks)}.")
         return None
     ranks = rank_rows(np.array(scores), higher_is_better=directions)
     means = [float(rank) for rank in ranks.mean(axis=0)]

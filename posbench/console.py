@@ -65,9 +65,10 @@ class Progress:
                            for row in shown)
         last = f"{record.config['task']} {record.label} seed {record.config['seed']}: {scores or record.status}"
         if self.bar.disable:
+            why = f", {record.reason}" if record.reason and not scores else ""
             left = (planned - done) * (time.monotonic() - self.began) / max(done - self.stored, 1)
             self.console.print(
-                f"[{f'{phase} {done}/{planned}'.strip()}] {last} ({record.seconds:.1f} s; {duration(left)} left)",
+                f"[{f'{phase} {done}/{planned}'.strip()}] {last}{why} ({record.seconds:.1f} s; {duration(left)} left)",
                 markup=False, highlight=False, soft_wrap=True,
             )
         self.bar.update(self.row, total=planned, completed=done, last=last, phase=phase or "trials")

@@ -77,15 +77,23 @@ def told(history: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     last = history[-1]
     metrics = _grouped(last["primary"], str)
     lengths = _grouped(last["lengths"], lambda own: ", ".join(map(str, own)) + " tokens")
-    family = len(last["encodings"]) - (last["baseline"] in last["encodings"])
+    family = _family(last)
     search = f"; a search: {last['search']}" if last.get("search") else ""
     before = "before the first trial" if len(history) == 1 else f"{last['when']}, after earlier ones (see below)"
     lines = {"declared": f"{before}, hash {last['hash'][:16]}: primary metric {metrics}; lengths {lengths}; "
-                         f"{family} comparisons with {last['baseline']} at alpha {last['alpha']:g}; "
+                         f"{family} at alpha {last['alpha']:g}; "
                          f"{len(last['seeds'])} seeds{search}"}
     if changes := [f"{new['when']} {_change(old, new)}" for old, new in itertools.pairwise(history)]:
         lines["declared family grew"] = f"{'; '.join(changes)} (first hash {history[0]['hash'][:16]})"
     return lines
+
+
+def _family(declaration: Mapping[str, Any]) -> str:
+    """How many comparisons each column has: every encoding with the baseline, and none without one."""
+    encodings, baseline = declaration["encodings"], declaration["baseline"]
+    if baseline not in encodings:
+        return f"no comparisons, as {baseline} is not among the encodings,"
+    return f"{len(encodings) - 1} comparison{'s' * (len(encodings) != 2)} with {baseline}"
 
 
 def _grouped(values: Mapping[str, Any], shown: Any) -> str:

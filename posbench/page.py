@@ -30,6 +30,7 @@ td { white-space: pre; } td.text { white-space: pre-line; text-align: left; over
 th:first-child { text-align: left; position: sticky; left: 0; background: #fff; font-weight: 600; white-space: nowrap; }
 thead th { border-bottom: 1px solid #222; vertical-align: bottom; } tbody tr:nth-child(even) { background: #f6f6f6; }
 tbody tr:nth-child(even) th { background: #f6f6f6; }
+.left { text-align: left; }
 tfoot { border-top: 1px solid #222; color: #444; } tfoot th { font-weight: 400; }
 ul { color: #444; font-size: .9rem; padding-left: 1.2rem; max-width: 80rem; } img { max-width: 100%; height: auto; }
 </style>
@@ -43,10 +44,12 @@ ul { color: #444; font-size: .9rem; padding-left: 1.2rem; max-width: 80rem; } im
 <h2>{{ part.title }}</h2>
 {% if kind == "table" %}
 <div class="wide"><table>
-<thead><tr>{% for head in part.columns %}<th scope="col">{{ head }}</th>{% endfor %}</tr></thead>
+<thead><tr>{% for head in part.columns -%}
+<th scope="col"{% if loop.index0 in part.texts %} class="left"{% endif %}>{{ head }}</th>{% endfor %}</tr></thead>
 <tbody>{% for row in part.rows %}
 <tr>{% for cell in row %}{% if loop.first %}<th scope="row">{{ cell }}</th>{% else -%}
-<td{% if cell|length > 30 %} class="text"{% endif %}>{{ cell }}</td>{% endif %}{% endfor %}</tr>{% endfor %}
+<td{% if cell|length > 30 %} class="text"{% elif loop.index0 in part.texts %} class="left"{% endif %}>
+{{- cell }}</td>{% endif %}{% endfor %}</tr>{% endfor %}
 </tbody>
 {% if part.footer %}<tfoot>{% for row in part.footer %}
 <tr>{% for cell in row %}{% if loop.first %}<th scope="row">{{ cell }}</th>{% else %}<td>{{ cell }}</td>{% endif %}

@@ -94,10 +94,11 @@ def header(plan: Plan, records: Mapping[str, Record], tasks: Mapping[str, TaskFa
             "; ".join(constants) + " (what the most frequent class or the mean of train scores)"
         )
     scales = {record.label: record.facts["position_rms"] for record in known}
-    header["position scale"] = (
-        "; ".join(f"{label} {scale:.2f}" for label, scale in scales.items() if scale)
-        + " (root mean square added to the token embeddings by the first weights, over theirs; 0 for all others)"
-    )
+    if added := [f"{label} {scale:.2f}" for label, scale in scales.items() if scale]:
+        header["position scale"] = (
+            "; ".join(added)
+            + " (root mean square added to the token embeddings by the first weights, over theirs; 0 for all others)"
+        )
     if any(facts.share_cut for facts in tasks.values()):
         header["cut rows"] = "; ".join(
             f"{task} {sum(facts.cut.values())} of {sum(facts.rows.values())} (to {facts.limit} tokens)"

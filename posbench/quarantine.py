@@ -9,7 +9,7 @@ import contextlib
 import json
 import math
 import multiprocessing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -106,7 +106,7 @@ def prove(choices: Sequence[EncodingChoice]) -> None:
             )
 
 
-def prove_once(trials: Sequence[Trial], folder: Path) -> None:
+def prove_once(trials: Sequence[Trial], folder: Path, *, tell: Callable[[str], None] = lambda line: None) -> None:
     """Refuses posbench's own encodings that fail their contract; a proof is kept and not made again.
 
     A proof belongs to the sources of the encoding, its options, posbench's own code and the versions of what it was
@@ -115,15 +115,20 @@ def prove_once(trials: Sequence[Trial], folder: Path) -> None:
     Args:
         trials: one for each choice to prove.
         folder: where proofs are kept.
+        tell: called with a line when proofs are missing, which take seconds each.
     """
+    facts = environment.facts()
+    missing = {}
     for trial in trials:
-        facts = environment.facts()
         key = digest([trial.sources, trial.plugin.name, asdict(trial.options), facts["code"], facts["versions"],
                       facts["processor"]])
-        proof = folder / f"{key}.json"
-        if is_file(proof):
-            continue
-        prove([trial.config.encoding])
+        if not is_file(proof := folder / f"{key}.json"):
+            missing[proof] = trial.config.encoding
+    if missing:
+        told = ", ".join(choice.label for choice in missing.values())
+        tell(f"proving {told}: some seconds each, once for this code and machine")
+    for proof, choice in missing.items():
+        prove([choice])
         with contextlib.suppress(OSError):  # where nothing can be written the study says so itself
             folder.mkdir(parents=True, exist_ok=True)
-            write_atomically(proof, json.dumps({"encoding": trial.config.encoding.label, "passed": True}).encode())
+            write_atomically(proof, json.dumps({"encoding": choice.label, "passed": True}).encode())

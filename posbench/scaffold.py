@@ -103,16 +103,16 @@ def new_encoding(name: str, folder: str | Path) -> Path:
         raise UserError(f"encoding name '{name}': use lower-case letters, digits and '_', beginning with a letter")
     if keyword.iskeyword(name) or name == "encoding":
         raise UserError(f"encoding name '{name}' means something else in the file: choose another")
+    path = Path(folder) / f"{name}.py"
+    if path.exists():  # told first: from its own folder the file also looks like an installed package
+        raise UserError(f"'{path}' exists and is kept as it is: choose another name or folder")
     if importlib.util.find_spec(name):
         raise UserError(f"encoding name '{name}' is that of an installed package, which a file beside your own scripts "
                         "would hide: choose another")
     taken = ENCODINGS.found().get(name)
     if taken:
         raise UserError(f"encoding name '{name}' belongs to {taken[0].origin}: choose another")
-    path = Path(folder) / f"{name}.py"
     cls = "".join(part.capitalize() for part in name.split("_"))
-    if path.exists():
-        raise UserError(f"'{path}' exists and is kept as it is: choose another name or folder")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("x", encoding="utf-8") as file:

@@ -50,8 +50,10 @@ def standing(study: StudyConfig, root: Path, *, title: str) -> Document:
             unknown += len(study.seeds)
     every = [sum(own[status] for own in counts.values()) for status in (*STATUSES, BEGUN)]
     total = sum(every)
-    told = f"{duration(left)} of computing" + (f", and {unknown} trials of which none like them was measured"
-                                               if unknown else "")
+    # Where nothing was measured, 0 s would say that the study is done.
+    told = ", and ".join(([f"{duration(left)} of computing"] if left or not unknown else [])
+                         + ([f"an unknown time for {unknown} trials of which none like them was measured"]
+                            if unknown else []))
     header = (
         ("planned", f"{total} trials: {len(study.encodings)} encodings, {len(study.tasks)} tasks, "
                     f"{len(study.seeds)} seeds"),

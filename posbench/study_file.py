@@ -31,8 +31,8 @@ PLAIN_PATH = re.compile(r"(?:/|\.{1,2}/)*(?:[A-Za-z0-9_.-]+/)*[A-Za-z0-9_][A-Za-
 
 
 def is_study_file(text: str) -> bool:
-    """Whether an argument means a study file, and not a suite's name."""
-    return text.endswith((".yaml", ".yml")) or ("/" in text and is_file(Path(text)))
+    """Whether an argument means a study file, and not a suite's name or the Python file of one."""
+    return text.endswith((".yaml", ".yml")) or ("/" in text and not text.endswith(".py") and is_file(Path(text)))
 
 
 def studies_of(file: Path, changes: Mapping[str, Any]) -> dict[str, StudyConfig]:
@@ -294,5 +294,6 @@ class _Block:
 def _mapping(parsed: Parsed, value: Any, path: Path_) -> dict[str, Any]:
     if not isinstance(value, dict):
         what = f"'{path[-1]}'" if path else "the file"
-        raise UserError(f"{parsed.where(path)}: {what} holds no keys with values")
+        form = "'suites: {glue: {tasks: [rte]}, lm: {}}'" if path == ("suites",) else "'KEY: VALUE', one a line"
+        raise UserError(f"{parsed.where(path)}: {what} holds no keys with values: write {form}")
     return value

@@ -83,12 +83,15 @@ def declarations(folder: Path) -> list[dict[str, Any]]:
 
 
 def _identity(folder: Path) -> dict[str, Any]:
+    file = folder / IDENTITY
     try:
-        plain = json.loads((folder / IDENTITY).read_text())
+        plain = json.loads(file.read_text())
         if not isinstance(plain, dict):
             raise ValueError(f"it holds a {type(plain).__name__} in place of settings by name")
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"folder '{folder}' is no study's: it has no readable {IDENTITY} ({error})") from None
+        mend = ("remove the folder and run the study again, its trials stay" if file.exists()
+                else "give one that `posbench study` wrote, such as out/glue-mini")
+        raise UserError(f"folder '{folder}' is no study's: it has no readable {IDENTITY} ({error}): {mend}") from None
     return plain
 
 

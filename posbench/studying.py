@@ -117,7 +117,7 @@ def status(
     from posbench.standing import standing
 
     changes = _changes(what, encodings, tasks, seeds, data, revision, tokenizer, baseline, set_)
-    if (Path(what) / "study.json").is_file():
+    if (Path(what) / "study.json").is_file() or ("/" in what and Path(what).is_dir()):
         if changes or preset:
             raise UserError(f"'{what}' is a study's folder, which says all by itself: leave the options out")
         from posbench import study_folder
@@ -217,7 +217,7 @@ def _run(plan: Plan, folder: Path, where: Callable[..., Executor], tracker: str)
     known = studies.stored((*plan.tuning, *plan.trials), store)
     news = {trial.config.encoding.label: trial for trial in (*plan.tuning, *plan.trials)
             if trial.fingerprint not in known and ENCODINGS.own(trial.config.encoding.name)}
-    prove_once(list(news.values()), home() / "proofs")
+    prove_once(list(news.values()), home() / "proofs", tell=partial(say, error=True))
     study_folder.claim(folder, plan.study)
     for why in plan.skipped.values():
         say(f"skipped: {why}")

@@ -127,9 +127,10 @@ def _warnings(context: StudyResults, comparison: Comparison) -> tuple[str, ...]:
     if comparison.differences:
         seeds = min((len(column.run) for column in comparison.columns), default=0)
         if seeds < comparison.needed:
+            family = len(comparison.encodings) - 1
             lines.append(f"With {seeds} seed{'s' if seeds != 1 else ''} no single task can show a difference at "
-                         f"{comparison.alpha:g} after {len(comparison.encodings) - 1} comparisons, however large it "
-                         f"is: {comparison.needed} seeds are needed, {comparison.needed - seeds} more.")
+                         f"{comparison.alpha:g} after {family} comparison{'s' if family != 1 else ''}, however large "
+                         f"it is: {comparison.needed} seeds are needed, {comparison.needed - seeds} more.")
     return tuple(lines)
 
 

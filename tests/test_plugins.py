@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -181,13 +182,18 @@ def test_bad_names_are_refused(tmp_path, name, told):
     assert not list(tmp_path.iterdir())
 
 
-def test_an_existing_file_is_kept(tmp_path):
+def test_an_existing_file_is_kept(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text("precious\n")
     with pytest.raises(UserError, match=r"mine\.py' exists and is kept as it is"):
         new_encoding("mine", tmp_path)
     assert (tmp_path / "mine.py").read_text() == "precious\n"
     with pytest.raises(UserError, match="cannot be written"):
         new_encoding("mine", tmp_path / "mine.py")
+    # From its own folder it is found like an installed package.
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.invalidate_caches()
+    with pytest.raises(UserError, match=r"mine\.py' exists and is kept as it is"):
+        new_encoding("mine", tmp_path)
 
 
 def test_a_name_that_is_a_file_here_is_told_with_its_path(tmp_path, monkeypatch):

@@ -119,9 +119,11 @@ def test_a_proof_is_made_once_for_each_version_of_what_it_is_of(tmp_path: Path, 
         return resolve(TrialConfig(encoding=EncodingChoice.parse(text), suite="glue", task="rte", seed=0, train=train))
 
     rope = trial("rope")
+    told: list[str] = []
     for _ in range(2):
-        prove_once([rope, trial("nope")], tmp_path)
+        prove_once([rope, trial("nope")], tmp_path, tell=told.append)
     assert made == ["rope", "nope"]
+    assert told == ["proving rope, nope: some seconds each, once for this code and machine"]
     prove_once([trial("rope:base=500")], tmp_path)
     edited = replace(rope, plugin=replace(rope.plugin, source_hash="0" * 64))
     prove_once([edited], tmp_path)

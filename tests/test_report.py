@@ -3,6 +3,7 @@
 import csv
 import io
 import re
+from collections import defaultdict
 from html.parser import HTMLParser
 
 import numpy as np
@@ -163,6 +164,10 @@ def test_degenerate_cells_are_marked_and_explained(tmp_path):
     document = REPORT.document(study(results.frame(rows), tmp_path))
     assert cell(document, "Quality", "learned", "cola").startswith("†")
     assert cell(document, "Trials that are not done", "learned", "reason") == "one class"
+    # Words stand to the left under their heading, in the page as in the other forms.
+    page = document.html(defaultdict(bytes))
+    assert '<td class="left">one class</td>' in page and '<th scope="col" class="left">reason</th>' in page
+    assert '<th scope="col">planned</th>' in page
 
 
 def test_costs_that_were_not_measured_are_no_numbers(frame, tmp_path):

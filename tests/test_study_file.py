@@ -15,7 +15,7 @@ from posbench.errors import UserError
 from posbench.safe_yaml import parse, written
 from posbench.store import Store
 from posbench.study import from_preset, plan
-from posbench.study_file import studies_of
+from posbench.study_file import is_study_file, studies_of
 from posbench.study_folder import claim, declarations, kept_in
 from posbench.study_text import text_of, write
 
@@ -79,7 +79,8 @@ HOSTILE = {
     "unknown inside": ("suite: glue\ntrain:\n  stepz: 2", "line 3: unknown setting 'train.stepz', did you mean"),
     "merge": ("a: &a {steps: 1}\nsuite: glue\ntrain: {<<: *a}", "unknown key 'a'"),
     "list": ("- glue", "holds no keys"),
-    "nothing": ("", "holds no keys"),
+    "nothing": ("", "holds no keys with values: write 'KEY: VALUE', one a line"),
+    "list of suites": ("seeds: 1\nsuites: [glue, lm]", "line 2: 'suites' holds no keys with values: write 'suites: {"),
     "no suite": ("seeds: 1", "names no suite"),
     "two": ("suite: glue\n---\nsuite: lm", "line 2: no YAML"),
     "broken": ("suite: glue\nseeds: [1, 2", "no YAML"),
@@ -246,6 +247,23 @@ def test_paths_are_told_from_the_files_folder(tmp_path: Path, monkeypatch) -> No
     assert "path: glue\n" in text_of(study, tmp_path / "sub") and '"mine.py"' not in text_of(study, tmp_path / "sub")
 
 
+def test_the_python_file_of_a_suite_is_no_study_file(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("suite.py", "study"):
+        (tmp_path / name).write_text("")
+    assert not is_study_file("./suite.py") and is_study_file("./study") and is_study_file("study.yaml")
+
+
+@pytest.mark.parametrize("names, said", [
+    (["nope"], "; no comparisons, as rope is not among the encodings, at alpha 0.05; "),
+    (["nope", "rope"], "; 1 comparison with rope at alpha 0.05; "),
+    (["nope", "rope", "alibi"], "; 2 comparisons with rope at alpha 0.05; "),
+])
+def test_the_declared_family_is_of_comparisons_that_can_be_made(names: list[str], said: str) -> None:
+    study = from_preset("longtext", "mini", {"encodings": [{"name": name} for name in names], "tasks": ["copy"]})
+    assert said in declaration.told([declaration.declare(study)])["declared"]
+
+
 def test_several_suites_have_changes_and_folders_of_their_own(tmp_path: Path) -> None:
     file = tmp_path / "both.yaml"
     file.write_text("seeds: 2\nencodings: [nope, learned]\nbaseline: learned\n"
@@ -381,6 +399,10 @@ def test_status_counts_what_the_store_has_and_only_reads(home, file, monkeypatch
     assert "10 trials: 2 encodings, 1 tasks, 5 seeds" in out
     code, folder, _ = run(monkeypatch, capsys, mine, "status", str(mine / "mine"))
     assert code == 0 and "planned     4 trials" in folder
+    code, _, err = run(monkeypatch, capsys, mine, "status", str(mine))
+    assert code == 2 and "is no study's" in err and "give one that `posbench study` wrote" in err
+    code, out, _ = run(monkeypatch, capsys, tmp_path / "nothing", "status", str(file))
+    assert code == 0 and "time left   an unknown time for 4 trials" in out
 
 
 def test_a_dry_run_is_right_and_writes_nothing(home, file, monkeypatch, capsys) -> None:
