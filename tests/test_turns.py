@@ -154,6 +154,23 @@ def test_a_lock_of_a_removed_folder_is_no_lock(tmp_path: Path) -> None:
     os.close(stale)
 
 
+def test_a_lock_whose_file_went_between_opening_and_locking_is_taken_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who held it let go, and removed it, just then; the lock of a file without a name keeps nobody out."""
+    path, genuine, calls = tmp_path / "lock", fcntl.flock, []
+
+    def late(descriptor: int, operation: int) -> None:
+        if not calls:
+            path.unlink()
+        calls.append(operation)
+        genuine(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with exclusive(path) as mine:
+        assert mine and path.exists()
+
+
 def test_a_file_system_without_locks_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_locks(*arguments: object) -> None:
         raise OSError(37, "No locks available")
