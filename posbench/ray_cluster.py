@@ -14,6 +14,7 @@ import os
 import secrets
 import shutil
 import signal
+import socket
 import tempfile
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 
 LOST = (ray.exceptions.WorkerCrashedError, ray.exceptions.NodeDiedError, ray.exceptions.OutOfMemoryError)
 """What Ray says of a task whose process or machine somebody ended."""
+ANSWER_SECONDS = 10.0
+"""Seconds in which the address of a cluster answers."""
 OBJECT_STORE = 100 * 2**20
 """Bytes of shared memory for results under way; a trial's are some hundred kilobytes."""
 
@@ -151,6 +154,8 @@ def _connected() -> Iterator[None]:
         try:
             if not named and not started.exists():
                 raise ConnectionError
+            if named:
+                _reached(named)
             ray.init(address=named or "auto", **quiet)
         except (ConnectionError, ValueError, ray.exceptions.RayError) as error:
             if named:
@@ -172,6 +177,16 @@ def _connected() -> Iterator[None]:
         ray.shutdown()
         if folder:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _reached(address: str) -> None:
+    """Raises ConnectionError where nothing listens at host:port; Ray itself would ask there for many minutes."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdecimal():
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), ANSWER_SECONDS).close()
+        except (OSError, OverflowError) as error:
+            raise ConnectionError(str(error)) from None
 
 
 @dataclass(frozen=True)
