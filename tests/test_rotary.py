@@ -130,7 +130,7 @@ def test_a_length_that_is_counted_over_the_batch_is_found():
         """Reads the length off the batch."""
 
         def size(self, at, side):
-            return torch.full((1, 1, 1), at.end)
+            return torch.full((1, 1, 1), at.end, device=at.q.device)
 
     assert {verdict.check for verdict in check_encoding(OfTheBatch) if not verdict.passed} == {"P7"}
 
