@@ -170,7 +170,7 @@ def fresh(calm: Study, number: int) -> Study:
 def kill(study: Study, process: subprocess.Popen[bytes], draw: random.Random, whole: float) -> str | None:
     """Kills the group at a random moment, or when a chosen phase is seen; None where the study was faster."""
     target = draw.choice(("any", "any", "writing a checkpoint", "reporting"))
-    delay = draw.uniform(0, whole) if target == "any" else draw.uniform(0, 2)
+    delay = draw.uniform(0, whole / 2) if target == "any" else draw.uniform(0, 2)
     deadline = time.monotonic() + (delay if target == "any" else 2 * whole)
     while process.poll() is None and time.monotonic() < deadline:
         if target == "writing a checkpoint" and study.phase() == target:
