@@ -112,8 +112,10 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize(("number", "code", "jobs", "group"), [
-    (signal.SIGTERM, 143, "1", False), (signal.SIGINT, 130, "1", True),
-    (signal.SIGTERM, 143, "2", True), (signal.SIGTERM, 143, "2", False), (signal.SIGINT, 130, "2", True),
+    (signal.SIGINT, 130, "1", True), (signal.SIGTERM, 143, "2", False),
+    pytest.param(signal.SIGTERM, 143, "1", False, marks=pytest.mark.slow),
+    pytest.param(signal.SIGTERM, 143, "2", True, marks=pytest.mark.slow),
+    pytest.param(signal.SIGINT, 130, "2", True, marks=pytest.mark.slow),
 ])
 def test_a_study_that_is_stopped_leaves_checkpoints_and_goes_on_from_them(
     tmp_path: Path, number: int, code: int, jobs: str, group: bool
