@@ -43,7 +43,7 @@ class Residence(TorchFunctionMode):
         if at_home and len(at_home) < len(sized) and not index:
             raise ContractError(f"{name} meets a tensor that was made without a device, and lies on the CPU wherever "
                                 "the model is: make it with device=x.device, or a buffer")
-        if at_home or not given:
+        if (at_home and not index) or not given:  # what an index picks out lies where it was picked from
             for value in _flat([result]):
                 if isinstance(value, Tensor) and value.dim():
                     self._home[id(value)] = value
