@@ -103,6 +103,12 @@ class Store:
         with self.claim(fingerprint) as mine:
             return not mine
 
+    def release(self, fingerprint: str) -> None:
+        """Removes the file of a lock that nobody holds: a process that was killed beside its result left it."""
+        if (self.folder(fingerprint) / LOCK).exists():
+            with contextlib.suppress(StorageError), self.claim(fingerprint):
+                pass  # the file goes when the lock is let go
+
     def keep(self, record: Record, predictions: Mapping[str, np.ndarray]) -> None:
         """Writes a trial, or nothing. An earlier result under the same fingerprint gives way.
 

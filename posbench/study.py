@@ -223,6 +223,7 @@ def run(plan: Plan, store: Store, *, executor: Executor, tracker: Tracker, watch
     for record in records.values():
         if record.status != "failed" and record.fingerprint not in plan.outcomes:
             clear(store.folder(record.fingerprint))
+            store.release(record.fingerprint)
             tracker.trial(record, {})
     # Closed at once when the study is stopped between two records: its workers are told then, and not when it is freed.
     with contextlib.closing(executor.results(missing)) as running:

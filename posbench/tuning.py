@@ -108,6 +108,7 @@ def tune(plan: Plan, store: Store, *, executor: Executor, tracker: Tracker, watc
         tuned = _walked(tuned, store, lambda record: record.status != "failed" or record.fingerprint in tried)
         for name in tuned.records.keys() - before:
             clear(store.folder(name))
+            store.release(name)
             tracker.trial(tuned.records[name], {})
         missing = [trial for trial in tuned.trials if trial.fingerprint not in tuned.records]
         if not missing:

@@ -149,3 +149,15 @@ def test_the_manifest_names_every_file(tmp_path: Path) -> None:
     folder = store.folder(PRINT)
     manifest = json.loads((folder / MANIFEST).read_text())
     assert set(manifest["files"]) | {MANIFEST} == {file.name for file in folder.iterdir()}
+
+
+def test_the_lock_of_a_killed_process_is_removed_and_one_that_is_held_stays(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    lock = store.folder("ab" * 32) / "lock"
+    lock.parent.mkdir(parents=True)
+    lock.touch()
+    store.release("ab" * 32)
+    assert not lock.exists()
+    with store.claim("ab" * 32) as mine:
+        store.release("ab" * 32)
+        assert mine and lock.exists()
