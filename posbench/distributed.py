@@ -140,13 +140,13 @@ def announce(trial: TrialConfig | None) -> None:
 
 def follow() -> None:
     """The life of every process but the first: the trials that the coordinator names, until it names none."""
+    _join()
     from accelerate.utils import broadcast_object_list
 
     from posbench.config import TrialConfig, build
     from posbench.runner import run
     from posbench.trial import resolve
 
-    _join()
     while (plain := broadcast_object_list([None])[0]) is not None:
         # What is refused is refused in every process; anything else ends them all.
         with contextlib.suppress(UserError):
