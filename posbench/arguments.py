@@ -131,6 +131,11 @@ def executor_named(
     return Here(store) if at_once == 1 and end is None else Processes(store, at_once, end)
 
 
+def mlflow_place(home: Path) -> Path | str:
+    """Where MLflow keeps its copy: the server of MLFLOW_TRACKING_URI, or the folder of the results."""
+    return os.environ.get("MLFLOW_TRACKING_URI") or home
+
+
 def tracker_named(name: str, home: Path) -> Any:
     """Where the record is copied to: MLflow, lines of JSON, or nowhere."""
     from posbench import track
@@ -145,7 +150,7 @@ def tracker_named(name: str, home: Path) -> Any:
             raise StorageError(f"folder '{home}' cannot be made: {error.strerror}: set POSBENCH_HOME") from None
         return track.JsonLines(home / "trials.jsonl")
     if name == "mlflow":
-        place = os.environ.get("MLFLOW_TRACKING_URI") or home
+        place = mlflow_place(home)
         # Built here too, so that a wrong address is told at once.
         track.MLflow(place)
         return Mirror(partial(track.MLflow, place))

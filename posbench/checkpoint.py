@@ -12,7 +12,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,6 @@ PAUSE = 10.0
 """Seconds of training, at least, between two checkpoints: a shorter trial writes none."""
 SHARE = 50
 """A checkpoint is due no earlier than this many times the seconds that the last one took, at most 2 % of the time."""
-
-
 PAUSE_VARIABLE = "POSBENCH_CHECKPOINT_SECONDS"
 
 
@@ -100,7 +98,7 @@ class Checkpoints:
             write_atomically(stem.with_suffix(".safetensors"), content)
             manifest = {"files": {f"{stem.name}.safetensors": hashlib.sha256(content).hexdigest()}}
             write_atomically(stem.with_suffix(".json"), json.dumps(manifest).encode())
-            self._remove_but(self._steps()[:KEPT])
+            _remove_but(self.folder, self._steps()[:KEPT])
             written = True
         except OSError as error:
             written = False
@@ -133,7 +131,7 @@ class Checkpoints:
             except Misfit as error:
                 self.events.append(f"checkpoint after update {step} not used: {error}")
         try:
-            self._remove_but(taken)
+            _remove_but(self.folder, taken)
         except OSError as error:
             self.events.append(f"old checkpoints stay: {error.strerror}")
         self.ended = time.monotonic()  # seconds of loading are none of training
@@ -166,12 +164,6 @@ class Checkpoints:
         """Steps with a manifest, newest first."""
         return sorted({step for step, _, kind in _files(self.folder) if kind == "json"}, reverse=True)
 
-    def _remove_but(self, steps: list[int]) -> None:
-        # Manifests go first: tensors without one are no checkpoint.
-        for step, file, _ in sorted(_files(self.folder), key=lambda entry: entry[2]):
-            if step not in steps:
-                file.unlink(missing_ok=True)
-
 
 def there(folder: Path) -> bool:
     """Whether a trial's folder has a checkpoint, whole or not."""
@@ -182,7 +174,13 @@ def clear(folder: Path) -> None:
     """Removes the checkpoints of a trial that has its result, also those that a kill left behind it."""
     # One that cannot be removed is in no one's way: a trial with a result is not run again.
     with contextlib.suppress(OSError):
-        for _, file, _ in sorted(_files(folder), key=lambda entry: entry[2]):
+        _remove_but(folder, [])
+
+
+def _remove_but(folder: Path, steps: Collection[int]) -> None:
+    # Manifests go first: tensors without one are no checkpoint.
+    for step, file, _ in sorted(_files(folder), key=lambda entry: entry[2]):
+        if step not in steps:
             file.unlink(missing_ok=True)
 
 

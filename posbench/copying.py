@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from posbench.arguments import home
+from posbench.arguments import home, mlflow_place
 from posbench.console import say
 from posbench.errors import StorageError
 
@@ -42,19 +41,19 @@ def conclude(copy: Tracker, plan: Plan, records: Mapping[str, Record], files: Se
 def sync(folder: Annotated[Path, typer.Argument(help="Folder of a study, such as out/glue-mini.")]) -> None:
     """Fill in what the MLflow copy of a study misses, from the stored results; runs nothing."""
     from posbench import study as studies
-    from posbench import study_folder, tuning
     from posbench.store import Store
+    from posbench.study_folder import taken_up
     from posbench.track import MLflow
 
     store = Store(home() / "trials")
-    plan = tuning.settled(studies.plan(study_folder.kept_in(folder), skip_missing=True), store)
+    plan = taken_up(folder, store)
     known = studies.known(plan, store)
-    tuned = plan.tuned.records if plan.tuned else {}
-    copy = MLflow(os.environ.get("MLFLOW_TRACKING_URI") or home())
+    results = (*plan.tuned_records.values(), *known.values())
+    copy = MLflow(mlflow_place(home()))
     begin(copy, plan, folder.resolve())
-    for record in (*tuned.values(), *known.values()):
+    for record in results:
         copy.trial(record, {})
     files = [file for file in sorted(folder.iterdir()) if file.is_file() and file.suffix in WRITTEN]
     if told := conclude(copy, plan, known, files, folder.resolve()):
         raise StorageError(told)
-    say(f"the MLflow copy has all {len(tuned) + len(known)} results of {folder}")
+    say(f"the MLflow copy has all {len(results)} results of {folder}")

@@ -19,6 +19,7 @@ from posbench.trial import load_suite
 # Where results were made and where files lie is no part of what was declared.
 ELSEWHERE = {"data": ("path", "source", "revision"), "train": ("device", "threads")}
 GROWS = ("encodings", "tasks", "seeds", "baseline", "alpha")
+"""What may grow from one call to the next in the same folder; all else makes another study."""
 
 
 def declare(study: StudyConfig) -> dict[str, Any]:

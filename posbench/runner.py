@@ -196,7 +196,8 @@ class _Run:
         # Rows depend on the seed alone: those of updates that were done before are passed over, not trained on.
         batches = itertools.islice(self.objective.batches(self.trial.config.seed), state.step, None)
         interval = max(1, total // INTERVALS)
-        evaluations = {math.ceil(total * part / train.evaluations) for part in range(1, train.evaluations + 1)}
+        steps = {math.ceil(total * part / train.evaluations) for part in range(1, train.evaluations + 1)}
+        evaluations = {step: place for place, step in enumerate(sorted(steps))}
         self.model.train()
         with Deferred(active=self.checkpoints is not None or distributed.world() > 1) as signals:
             for step in range(state.step + 1, total + 1):
@@ -219,7 +220,7 @@ class _Run:
                     self.progress(step, total)
                 if step in evaluations:
                     score = self._evaluate(step)
-                    self._stop_if_worse(score, sorted(evaluations).index(step), step)
+                    self._stop_if_worse(score, evaluations[step], step)
                     if train.select == "best" and (state.best is None or score > state.best[0]):
                         state.best = score, state.weights()
                     if train.average > 1:

@@ -31,20 +31,16 @@ def standing(study: StudyConfig, root: Path, *, title: str) -> Document:
     tuned = searched = 0
     for cell in planned:
         own = counts.setdefault((cell.label, cell.task), dict.fromkeys((*STATUSES, BEGUN), 0))
-        records = stored(cell.trials, store)
+        records, to_run = stored(cell.trials, store), 0
         for trial in cell.trials:
             record = records.get(trial.fingerprint)
             begun = record is None and store.folder(trial.fingerprint).exists()
             own["missing" if record is None and not begun else BEGUN if record is None else record.status] += 1
-            if record is None or record.status == "failed":
-                seconds = timings.trial_seconds(cell.config, cell.updates or 0)
-                left, unknown = left + (seconds or 0.0), unknown + (seconds is None)
+            to_run += record is None or record.status == "failed"
         found = len(stored(cell.tuning, store))
-        tuned, searched = tuned + found, searched + cell.searched
-        if found < cell.searched:
-            seconds = timings.trial_seconds(cell.config, cell.updates or 0)
-            left += (cell.searched - found) * (seconds or 0.0)
-            unknown += (cell.searched - found) * (seconds is None)
+        tuned, searched, to_run = tuned + found, searched + cell.searched, to_run + cell.searched - found
+        seconds = timings.trial_seconds(cell.config, cell.updates or 0)
+        left, unknown = left + to_run * (seconds or 0.0), unknown + to_run * (seconds is None)
         if not cell.trials:
             own["missing"] += len(study.seeds)
             unknown += len(study.seeds)

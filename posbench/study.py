@@ -124,6 +124,11 @@ class Plan:
                      if trial.fingerprint.startswith(OPEN) and trial.fingerprint not in self.outcomes)
 
     @property
+    def tuned_records(self) -> Mapping[str, Record]:
+        """Results of a search's trials by fingerprint, as far as they are known."""
+        return self.tuned.records if self.tuned else {}
+
+    @property
     def planned(self) -> int:
         """Number of trials, those of a search included that are not determined yet."""
         return len(self.trials) + (self.tuned.planned if self.tuned else 0)
@@ -227,9 +232,9 @@ def run(plan: Plan, store: Store, *, executor: Executor, tracker: Tracker, watch
             tracker.trial(record, {})
     # Closed at once when the study is stopped between two records: its workers are told then, and not when it is freed.
     with contextlib.closing(executor.results(missing)) as running:
-        for kept in running:
+        for result in running:
             # Another study over the same store may have run it, under a name of its own.
-            record = replace(kept, label=labels[kept.fingerprint])
+            record = replace(result, label=labels[result.fingerprint])
             done += 1
             records[record.fingerprint] = record
             tracker.trial(record, {})

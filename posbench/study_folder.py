@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from posbench.config import StudyConfig, build, to_plain
-from posbench.declaration import declared, told
+from posbench.declaration import GROWS, declared, told
 from posbench.errors import StorageError, UserError, is_file, reason_of
-from posbench.store import write_atomically
+from posbench.store import Store, write_atomically
+from posbench.study import Plan, plan
+from posbench.tuning import settled
 
 IDENTITY = "study.json"
 DECLARED = "declarations"
-# What may grow from one call to the next in the same folder; all else makes another study.
-GRID = ("encodings", "tasks", "seeds", "baseline", "alpha")
 
 
 def claim(folder: Path, study: StudyConfig) -> None:
@@ -67,6 +67,11 @@ def kept_in(folder: Path) -> StudyConfig:
     return build(StudyConfig, read_identity(folder), where=f"{folder / IDENTITY}")
 
 
+def taken_up(folder: Path, store: Store) -> Plan:
+    """The plan of the study that a folder holds, with everything that the store's results determine."""
+    return settled(plan(kept_in(folder), skip_missing=True), store)
+
+
 def declarations(folder: Path) -> list[dict[str, Any]]:
     """What was declared in a study folder, the first first; nothing in one that is older than declarations."""
     history = _identity(folder).get(DECLARED, []) if is_file(folder / IDENTITY) else []
@@ -104,7 +109,7 @@ def _completed(plain: dict[str, Any]) -> dict[str, Any]:
 
 
 def _settings(plain: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in plain.items() if name not in GRID}
+    return {name: value for name, value in plain.items() if name not in GROWS}
 
 
 def _differences(theirs: Any, mine: Any, path: str = "") -> list[str]:

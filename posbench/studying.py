@@ -132,11 +132,11 @@ def status(
 def report(folder: Annotated[Path, typer.Argument(help="Folder of a study, such as out/glue-mini.")]) -> None:
     """Write the tables and figures of a study again from the stored results, and print the table."""
     from posbench import study as studies
-    from posbench import study_folder, tuning
     from posbench.store import Store
+    from posbench.study_folder import taken_up
 
     store = Store(home() / "trials")
-    plan = tuning.settled(studies.plan(study_folder.kept_in(folder), skip_missing=True), store)
+    plan = taken_up(folder, store)
     _report(plan, studies.known(plan, store), folder.resolve())
     say(f"tables and figures: {short(folder.resolve())}")
 
@@ -232,8 +232,7 @@ def _run(plan: Plan, folder: Path, where: Callable[..., Executor], tracker: str)
         f"tables and figures: {short(folder)}"
         + (f"   browse: posbench ui --home {short(home())}" if tracker == "mlflow" else "")
     )
-    tuning_records = plan.tuned.records if plan.tuned else {}
-    broken = [record for record in (*records.values(), *tuning_records.values())
+    broken = [record for record in (*records.values(), *plan.tuned_records.values())
               if record.status in ("failed", "refused")]
     if broken:
         first = broken[0]

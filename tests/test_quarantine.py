@@ -96,7 +96,7 @@ def _runs(pid: int) -> bool:
 
 
 def test_a_built_in_encoding_that_fails_is_told_before_anything_is_written(tmp_path: Path, monkeypatch) -> None:
-    from posbench import cli, quarantine
+    from posbench import cli
 
     def fails(choices: list[EncodingChoice]) -> None:
         if choices:
