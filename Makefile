@@ -27,7 +27,7 @@ $(READY): pyproject.toml constraints.txt
 test: $(READY)  ## lint, types and the default tests
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -q -n auto --dist loadfile $(ARGS)
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -q -n auto --dist worksteal $(ARGS)
 
 test-slow: $(READY)  ## the slow tests alone
 	$(VENV)/bin/python -m pytest -q -m slow $(ARGS)
