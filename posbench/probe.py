@@ -76,8 +76,10 @@ def global_state() -> tuple[Any, ...]:
 
 def streams() -> tuple[Any, ...]:
     """The states of the three global random streams."""
+    drawn = np.random.get_state(legacy=False)
+    words = drawn["state"]
     return (torch.get_rng_state().numpy().tobytes(), random.getstate(),
-            repr(np.random.get_state(legacy=False)["state"]))
+            words["key"].tobytes(), words["pos"], drawn["has_gauss"], drawn["gauss"])
 
 
 def _environment(variables: dict[str, str]) -> None:
