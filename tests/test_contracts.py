@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import inspect
+import json
+import os
 import re
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -60,14 +64,28 @@ VARIANTS = [
 ]
 
 
-@functools.cache
-def verdicts(name: str, options: tuple = ()) -> tuple[Verdict, ...]:
-    return tuple(check_encoding(name, dict(options)))
+@pytest.fixture(scope="session")
+def verdicts(tmp_path_factory):
+    """The verdicts of an encoding, which take seconds: made once, also where several processes run these tests."""
+    own = tmp_path_factory.getbasetemp()
+    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "verdicts"
+    folder.mkdir(exist_ok=True)
+
+    @functools.cache
+    def of(name):
+        file = folder / f"{name}.json"
+        with open(folder / f"{name}.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not file.exists():
+                file.write_text(json.dumps([asdict(verdict) for verdict in check_encoding(name)]))
+        return tuple(Verdict(**verdict) for verdict in json.loads(file.read_text()))
+
+    return of
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: f"{check.name} {check.title}")
 @pytest.mark.parametrize("name", NAMES)
-def test_contract(name, check):
+def test_contract(name, check, verdicts):
     made = [verdict for verdict in verdicts(name) if (verdict.check, verdict.title) == (check.name, check.title)]
     assert not [(place(verdict), verdict.reason) for verdict in made if not verdict.passed]
     instance = Subject(ENCODINGS.load(name).value, build_options(name, ENCODINGS.load(name).value), "decoder").bare()
@@ -92,7 +110,7 @@ def test_declarations_are_the_truth_table(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_claims_of_decay_and_rank_are_those_of_theory(name):
+def test_claims_of_decay_and_rank_are_those_of_theory(name, verdicts):
     made = {(v.check, v.shape): v for v in verdicts(name) if v.attention == "softmax"}
     assert made["P14", "decoder"].declared == (name in FALLS)
     for shape, claim in zip(("encoder", "decoder"), FACTORISES.get(name, (False, False)), strict=True):
@@ -102,7 +120,7 @@ def test_claims_of_decay_and_rank_are_those_of_theory(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_measurements_keep_their_distance_from_the_thresholds(name):
+def test_measurements_keep_their_distance_from_the_thresholds(name, verdicts):
     """Nothing lies near a tolerance: what holds is rounding, what fails is visible."""
     for v in verdicts(name):
         if v.check in ("P1", "P2", "P3", "P4", "P5", "P20"):
@@ -119,7 +137,7 @@ def test_every_encoding_is_cited_documented_and_short(name):
     assert set(cls.space) <= {field for field in cls.Config.__dataclass_fields__}
 
 
-def test_every_encoding_of_the_registry_is_checked_and_no_check_is_left_out():
+def test_every_encoding_of_the_registry_is_checked_and_no_check_is_left_out(verdicts):
     assert set(TRUTH) <= set(NAMES)
     assert {v.check for name in NAMES for v in verdicts(name)} == {check.name for check in CHECKS}
     assert {f"P{number}" for number in range(1, 24)} <= {check.name for check in CHECKS}
@@ -132,7 +150,7 @@ def test_the_callers_random_state_and_switches_stay():
     assert torch.equal(before, torch.get_rng_state())
 
 
-def test_verdicts_do_not_depend_on_the_callers_random_state():
+def test_verdicts_do_not_depend_on_the_callers_random_state(verdicts):
     torch.manual_seed(4)
     assert check_encoding("shaw") == list(verdicts("shaw"))
 
@@ -180,7 +198,7 @@ def test_truth_table_shows_declarations_and_marks_disagreement():
     assert "| one | ✓ | ✗ | **✓→✗** |" in markdown and "P4 logits unchanged by a shift" in markdown
 
 
-def test_truth_table_of_all_encodings_fits_a_terminal():
+def test_truth_table_of_all_encodings_fits_a_terminal(verdicts):
     from rich.console import Console
 
     console = Console(width=140, record=True, file=open("/dev/null", "w"))

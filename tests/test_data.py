@@ -81,7 +81,8 @@ def test_rows_of_another_width_are_left_out_only_when_asked_and_counted(tmp_path
     assert [number for number, _ in rows] == [2, 4] and broken == [3, 5]
 
 
-@pytest.mark.parametrize("content", [b"no gzip", gzip.compress(PLAIN.encode())[:-12], b"\x1f\x8b\x08" + bytes(30)])
+@pytest.mark.parametrize("content", [b"no gzip", gzip.compress(PLAIN.encode())[:-12], b"\x1f\x8b\x08" + bytes(30)],
+                         ids=["no gzip", "cut short", "empty blocks"])  # the bytes hold the time, which names no test
 def test_a_damaged_gzip_file_is_told(tmp_path, content):
     (tmp_path / "x.tsv.gz").write_bytes(content)
     with pytest.raises(UserError, match=r"x\.tsv\.gz"):
