@@ -221,3 +221,12 @@ def test_a_full_disk_is_one_line_and_exit_code_3_wherever_it_fills_up(told: dict
 def test_a_trial_whose_checkpoint_does_not_fit_says_so_and_has_its_result(told: dict[str, Any]) -> None:
     everything = told["full"]["32"][2]
     assert "cannot be written: No space left on device; training goes on" in everything
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_what_is_printed_into_a_full_disk_is_one_line_and_exit_code_3() -> None:
+    with open("/dev/full", "w") as disk:
+        done = subprocess.run([sys.executable, "-m", "posbench", "list", "reports"], cwd=ROOT, text=True, stdout=disk,
+                              stderr=subprocess.PIPE)
+    assert done.returncode == 3
+    assert done.stderr == ("posbench: error: what the command prints cannot be written: No space left on device\n")
