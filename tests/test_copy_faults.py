@@ -10,6 +10,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -20,6 +21,8 @@ from typing import Any
 import pytest
 
 from posbench import mirror, studying, track
+from posbench.copying import sync
+from posbench.errors import StorageError
 from posbench.store import MANIFEST, Store
 from posbench.study import Plan
 from posbench.track import DATABASE, MLflow
@@ -126,6 +129,7 @@ def test_whichever_operation_of_the_database_fails_the_study_is_the_same(
     assert counted.count > 100 and runs(calm) == RUNS
     assert "MLflow copy incomplete" not in capsys.readouterr().out
     numbers = sorted(random.Random(0).sample(range(1, counted.count + 1), samples))
+    reached = 0
     for place, number in enumerate(numbers):
         home, stays = tmp_path / str(number), place % 2 == 1
         home.mkdir()
@@ -136,8 +140,8 @@ def test_whichever_operation_of_the_database_fails_the_study_is_the_same(
             failing = FailingDatabase(number, FAULTS[place % len(FAULTS)], patched, stays=stays)
             assert not call(small, home, monkeypatch)
         told = f"operation {number} of {counted.count} ({failing.failed}) fails, {'and all after it' * stays}"
-        assert failing.failed, told
         failing.number = 0  # MLflow keeps its connections
+        reached += bool(failing.failed)
         sound(home, calm, told)
         said = capsys.readouterr().out
         assert runs(home) == RUNS or "MLflow copy incomplete: " in said, f"{told}: nobody is told what is lost"
@@ -145,6 +149,7 @@ def test_whichever_operation_of_the_database_fails_the_study_is_the_same(
         assert runs(home) == RUNS and "MLflow copy incomplete" not in capsys.readouterr().out, told
         sound(home, calm, told)
         shutil.rmtree(home)
+    assert reached > samples // 2, "a study whose results are there asks the database a little less"
 
 
 class Creates:
@@ -158,6 +163,14 @@ class Creates:
             for _ in range(100):
                 file.write(f"{os.getpid()}\n")
                 file.flush()
+                time.sleep(0.002)
+
+
+def writers(database: Path) -> set[str]:
+    """Who wrote a database of `Creates`, which must be whole."""
+    lines = database.read_text().splitlines()
+    assert len(lines) == 100, "half a database was seen"
+    return set(lines)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -180,6 +193,7 @@ def test_processes_that_create_a_database_at_one_moment_make_one(
         tracker = MLflow(tmp_path)
         tracker.prepare()
         assert not tracker.failures, tracker.reason
+        assert len(writers(tmp_path / DATABASE)) == 1
 
     processes = [forks.Process(target=prepares) for _ in range(8)]
     for process in processes:
@@ -188,8 +202,7 @@ def test_processes_that_create_a_database_at_one_moment_make_one(
         process.join(60)
     assert [process.exitcode for process in processes] == [0] * 8
     assert [file.name for file in tmp_path.iterdir()] == [DATABASE], "what was built aside is gone"
-    lines = (tmp_path / DATABASE).read_text().splitlines()
-    assert len(lines) == 100 and set(lines) <= {str(process.pid) for process in processes} and len(set(lines)) == 1
+    assert writers(tmp_path / DATABASE) <= {str(process.pid) for process in processes}
 
 
 HOLD = ("import sqlite3, sys\n"
@@ -218,11 +231,15 @@ def test_a_database_that_another_process_holds_loses_the_copy_and_nothing_else(
                              stdout=subprocess.PIPE)
     assert other.stdout is not None and other.stdout.readline() == "held\n"
     assert not call(small, home, monkeypatch), "a copy that fails is no trial that failed"
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    with pytest.raises(StorageError, match=r"MLflow copy incomplete: .*database is locked"):
+        sync(home / "study")
     other.communicate("\n")
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "MLflow" in line and "incomplete" in line]
     total = sum(RUNS.values())
     assert line.startswith(f"MLflow copy incomplete: {total} of {total} runs, posbench sync fills it in: ")
     assert "database is locked" in line
     sound(home, calm, "with a database that was held")
-    assert not call(small, home, monkeypatch)
-    assert "incomplete" not in capsys.readouterr().out and runs(home) == RUNS
+    for _ in range(2):
+        sync(home / "study")
+        assert f"the MLflow copy has all {TRIALS} results" in capsys.readouterr().out and runs(home) == RUNS

@@ -1,6 +1,7 @@
 """Disks that fill up and folders that may not be written: one line and exit code 3, and the same command goes on.
 
-The disks are real ones: a process in a namespace of its own mounts them, which needs no rights on the machine.
+The disks are real ones: a process in a namespace of its own mounts them, which needs no rights on the machine. Nor has
+it a network there, so that all of this shows too that generated tasks need none.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import os
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-NAMESPACE = ("unshare", "--user", "--map-root-user", "--mount")
+NAMESPACE = ("unshare", "--user", "--map-root-user", "--mount", "--net")
 STUDY = ("study", "glue", "--encodings", "nope,rope", "--tasks", "rte", "--seeds", "1", "--baseline", "nope",
          "--tracker", "none", "--jobs", "1",
          *(part for setting in ("train.steps=2", "train.evaluations=1", "model.width=16", "model.heads=2",
@@ -64,12 +66,15 @@ def command(home: Path, *arguments: str) -> tuple[int, list[str], str]:
     from posbench import cli
 
     os.environ["POSBENCH_HOME"] = str(home)
-    sys.argv, told, code = ["posbench", *arguments], io.StringIO(), None
+    sys.argv, told, code = ["posbench", *arguments], io.StringIO(), 0
     with contextlib.redirect_stderr(told), contextlib.redirect_stdout(io.StringIO()):
         try:
             cli.main()
         except SystemExit as stop:
             code = stop.code or 0
+        except Exception:
+            code = 1
+            traceback.print_exc()
     lines = told.getvalue().splitlines()
     return code, [line for line in lines if line.startswith("posbench: error: ")], told.getvalue()
 

@@ -30,6 +30,10 @@ def called(node: ast.AST) -> str:
     return getattr(function, "attr", getattr(function, "id", ""))
 
 
+def mode(path: Path | str) -> int:
+    return stat.S_IMODE(os.stat(path).st_mode)
+
+
 def sites() -> dict[Site, int]:
     """Every call in posbench that makes a temporary folder, with the line on which it ends."""
     found = {}
@@ -54,7 +58,7 @@ def made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[Site, int]:
         file = Path(frame.f_code.co_filename).name
         for (name, first), last in known.items():
             if name == file and first <= frame.f_lineno <= last:
-                modes[name, first] = stat.S_IMODE(os.stat(path).st_mode)
+                modes[name, first] = mode(path)
         return path
 
     monkeypatch.setattr(tempfile, "mkdtemp", watched)
@@ -92,13 +96,14 @@ def copy(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             self.home = home
 
         def search_experiments(self, **named: Any) -> None:
+            assert mode(self.home) == 0o700
             (self.home / DATABASE).touch()
 
         def create_run(self, *arguments: Any, **named: Any) -> Any:
             return SimpleNamespace(info=SimpleNamespace(run_id="run"))
 
         def log_artifacts(self, run: str, folder: str) -> None:
-            assert list(Path(folder).iterdir())
+            assert list(Path(folder).iterdir()) and mode(folder) == 0o700
 
         def log_batch(self, *arguments: Any, **named: Any) -> None:
             pass
@@ -115,11 +120,16 @@ def copy(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def cluster(ray_cluster: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What Ray gets where no cluster is there, and where a task keeps its trials on another machine."""
+    def started(**named: Any) -> None:
+        assert mode(named["_temp_dir"]) == 0o700
+
     monkeypatch.setenv("RAY_ADDRESS", "")
     monkeypatch.setenv("RAY_TMPDIR", str(folder))
     monkeypatch.setenv("RAY_AUTH_TOKEN", "token")
-    monkeypatch.setattr(ray_cluster.ray, "init", lambda **named: None)
+    monkeypatch.setattr(ray_cluster.ray, "init", started)
     monkeypatch.setattr(ray_cluster.ray, "shutdown", lambda: None)
     with ray_cluster._connected():
         pass
-    ray_cluster._leave(ray_cluster._home(None))
+    home = ray_cluster._home(None)
+    assert mode(home.folder) == 0o700
+    ray_cluster._leave(home)
