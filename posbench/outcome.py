@@ -27,6 +27,8 @@ from posbench.turns import POLL
 
 COSTS = "costs.json"
 COSTS_LOCK = "costs.lock"
+COSTS_SECONDS = 900.0
+"""So long a report waits for another that measures; one that was stopped with its lock holds nobody up for good."""
 
 
 def study_results(plan: Plan, records: Mapping[str, Record], folder: Path, store: Store | None = None) -> StudyResults:
@@ -179,9 +181,10 @@ def _costs(plan: Plan, folder: Path) -> list[dict[str, Any]]:
         }
     )
     # Reports at one moment would measure each other, and print different numbers into one folder: one measures.
+    until = time.monotonic() + COSTS_SECONDS
     while not (known := _kept_costs(folder / COSTS, key)):
         with exclusive(folder / COSTS_LOCK) as mine:
-            if mine and not (known := _kept_costs(folder / COSTS, key)):
+            if (mine or time.monotonic() >= until) and not (known := _kept_costs(folder / COSTS, key)):
                 return _measured_costs(encodings, folder, key)
         if not known:
             time.sleep(POLL)

@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from posbench import cli, outcome
+from posbench import cli, outcome, study_folder
 from posbench.copying import WRITTEN
+from posbench.locks import exclusive
 from posbench.study import Plan
 from tests.test_faults import call, leftovers, tiny
 
@@ -92,3 +93,13 @@ def test_reports_at_once_measure_costs_once(
     assert len(set(at_once(tmp_path))) == 1
     assert (tmp_path / "measured").read_text() == "x"
     assert leftovers(tmp_path) == [] and not list(folder.glob("*lock*"))
+
+
+def test_a_report_that_was_stopped_while_it_measured_holds_nobody_up_for_good(
+    small: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outcome, "COSTS_SECONDS", 1.0)
+    study_folder.claim(tmp_path / "study", small.study)
+    with exclusive(tmp_path / "study" / outcome.COSTS_LOCK) as mine:
+        assert mine and not call(small, tmp_path, monkeypatch)
+    assert (tmp_path / "study" / outcome.COSTS).exists()
