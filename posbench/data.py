@@ -185,6 +185,15 @@ def hub_rows(repository: str, config: str, split: str, revision: str) -> list[di
             # One short question first: without a network it fails at once, where loading would try for half a minute.
             HfApi().dataset_info(repository, revision=revision, timeout=10)
         rows = datasets.load_dataset(repository, config, split=split, revision=revision)
+        found = list(rows)
+        # Of a cached file that was cut off the library reads what is left, and says nothing.
+        whole = (rows.info.splits or {}).get(split)
+        if whole and whole.num_examples != len(found):
+            place = Path(rows.cache_files[0]["filename"]).parent if rows.cache_files else "its cache"
+            raise UserError(f"hub data set {repository}/{config}, split {split}: {place} holds {len(found)} of "
+                            f"{whole.num_examples} rows: remove that folder, and it is read anew")
+    except UserError:
+        raise
     except Exception as error:  # the libraries raise a dozen kinds for one thing: it is not to be had
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"hub data set {repository}/{config}, split {split}: {type(error).__name__}: {reason} "
@@ -192,7 +201,7 @@ def hub_rows(repository: str, config: str, split: str, revision: str) -> list[di
                         "the copy in the cache)") from None
     names = {name: feature.names for name, feature in rows.features.items() if isinstance(feature, datasets.ClassLabel)}
     return [{name: names[name][value] if name in names and value >= 0 else value for name, value in row.items()}
-            for row in rows]
+            for row in found]
 
 
 def stratified_part(labels: Sequence[float], rows: int, seed: int) -> list[int]:

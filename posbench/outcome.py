@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,7 @@ import pandas as pd
 
 from posbench import ablation, cost, declaration, environment, provenance, results, search_report
 from posbench.config import EncodingChoice, digest, to_plain
+from posbench.locks import exclusive
 from posbench.objective import Kept, kind_of, objective_of
 from posbench.plots import CURVE_COLUMNS
 from posbench.report import StudyResults
@@ -21,8 +23,12 @@ from posbench.study import Plan
 from posbench.study_folder import declarations
 from posbench.tables import Table
 from posbench.trial import Trial, load_rows
+from posbench.turns import POLL
 
 COSTS = "costs.json"
+COSTS_LOCK = "costs.lock"
+COSTS_SECONDS = 900.0
+"""So long a report waits for another that measures; one that was stopped with its lock holds nobody up for good."""
 
 
 def study_results(plan: Plan, records: Mapping[str, Record], folder: Path, store: Store | None = None) -> StudyResults:
@@ -174,15 +180,27 @@ def _costs(plan: Plan, folder: Path) -> list[dict[str, Any]]:
             "accelerator": facts["accelerator"],
         }
     )
-    if known := _kept_costs(folder / COSTS, key):
-        return known
+    # Reports at one moment would measure each other, and print different numbers into one folder: one measures.
+    until = time.monotonic() + COSTS_SECONDS
+    while not (known := _kept_costs(folder / COSTS, key)):
+        with exclusive(folder / COSTS_LOCK) as mine:
+            if (mine or time.monotonic() >= until) and not (known := _kept_costs(folder / COSTS, key)):
+                return _measured_costs(encodings, folder, key)
+        if not known:
+            time.sleep(POLL)
+    return known
+
+
+def _measured_costs(encodings: Mapping[str, Trial], folder: Path, key: str) -> list[dict[str, Any]]:
+    """Measures what encodings cost, and keeps it under the key."""
+    trial = next(iter(encodings.values()))
     shape = _shape(trial)
     rows = cost.measure(
-        {label: (trial.encoding, trial.options) for label, trial in encodings.items()},
+        {label: (own.encoding, own.options) for label, own in encodings.items()},
         trial.config.model,
         trial.config.train,
         shape,
-        models={label: trial.config.model for label, trial in encodings.items()},
+        models={label: own.config.model for label, own in encodings.items()},
         shapes={label: _shape(own) for label, own in encodings.items() if own.config.encoding.settings},
     )
     write_atomically(

@@ -6,7 +6,7 @@ import importlib.util
 import keyword
 from pathlib import Path
 
-from posbench.errors import UserError
+from posbench.errors import StorageError, UserError
 from posbench.registry import ENCODINGS, NAME
 
 TEMPLATE = '''\
@@ -98,7 +98,10 @@ def new_encoding(name: str, folder: str | Path) -> Path:
 
     Raises:
         UserError: the name is malformed, taken by another encoding, or a word of Python; or the file exists.
+        StorageError: it cannot be written; there is no half of it then.
     """
+    from posbench.store import write_atomically
+
     if not NAME.fullmatch(name):
         raise UserError(f"encoding name '{name}': use lower-case letters, digits and '_', beginning with a letter")
     if keyword.iskeyword(name) or name == "encoding":
@@ -115,8 +118,7 @@ def new_encoding(name: str, folder: str | Path) -> Path:
     cls = "".join(part.capitalize() for part in name.split("_"))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("x", encoding="utf-8") as file:
-            file.write(TEMPLATE.format(name=name, cls=cls))
+        write_atomically(path, TEMPLATE.format(name=name, cls=cls).encode(), fresh=True)
     except OSError as error:
-        raise UserError(f"'{path}' cannot be written: {error.strerror}") from None
+        raise StorageError(f"'{path}' cannot be written: {error.strerror}") from None
     return path

@@ -23,6 +23,7 @@ import torch
 from posbench import checkpoint
 from posbench.checkpoint import Checkpoints
 from posbench.execute import run_and_keep
+from posbench.runner import checkpoints_of
 from posbench.store import Store
 from tests.test_checkpoint import DECODER, Stopped, everything, trial, whole
 
@@ -169,6 +170,24 @@ def test_of_another_trial_or_other_code_is_refused_with_the_differences(tmp_path
         two(tmp_path)
         found, events = newest(tmp_path, **other)
         assert found is None and len(events) == 2 and told in events[0]
+
+
+@pytest.mark.parametrize(("fact", "value", "told"), [
+    ("distributed.world", lambda: 2, "processes is 1 there and 2 here"),
+    ("distributed.on_gpu", lambda device: True, "device is cpu there and cuda here"),
+    ("environment.code_hash", lambda: "other", "and other here"),
+])
+def test_what_is_trained_in_another_way_is_not_gone_on_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fact: str, value: Callable[..., Any], told: str
+) -> None:
+    """More processes draw other dropout masks, and a GPU rounds in another way: the end would be no run's."""
+    one = trial()
+    with monkeypatch.context() as patched:
+        patched.setattr("posbench.runner.distributed.on_gpu", lambda device: False)
+        assert checkpoints_of(one, tmp_path).write(3, captured(3))
+        patched.setattr(f"posbench.runner.{fact}", value)
+        here = checkpoints_of(one, tmp_path)
+        assert not here.restore(lambda tensors, plain: pytest.fail("taken")) and told in here.events[0]
 
 
 @pytest.mark.parametrize("other", ["alibi", "learned", "deberta"])

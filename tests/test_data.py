@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import socket
 import time
 from pathlib import Path
 
@@ -207,6 +208,13 @@ def test_an_unreachable_hub_is_told_at_once_and_in_one_line(monkeypatch):
         hub_rows("nobody/nothing", "cola", "train", COMMIT)
     assert str(error.value).startswith("hub data set nobody/nothing/cola, split train: ConnectionError: no network")
     assert time.monotonic() - started < 10 and "\n" not in str(error.value)
+
+
+def test_no_test_reaches_another_machine():
+    began = time.monotonic()
+    with pytest.raises(OSError, match="tests ask nobody else"):
+        socket.create_connection(("192.0.2.1", 80), timeout=5)
+    assert time.monotonic() - began < 1
 
 
 def test_hub_labels_are_names_and_a_hidden_one_stays_a_number(monkeypatch):

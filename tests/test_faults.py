@@ -34,6 +34,10 @@ SAMPLES = 6
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> Plan:
+    return tiny(monkeypatch)
+
+
+def tiny(monkeypatch: pytest.MonkeyPatch) -> Plan:
     """Two encodings, a search of two points each, one reporting seed; a checkpoint at every update."""
     monkeypatch.setenv("POSBENCH_CHECKPOINT_SECONDS", "0")
     monkeypatch.setattr("posbench.checkpoint.SHARE", 0)

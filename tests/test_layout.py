@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -149,6 +150,18 @@ FORBIDDEN = re.compile(
 def test_no_code_runs_what_a_file_says(file: Path) -> None:
     found = [line for line in file.read_text().split("\n") if FORBIDDEN.search(line)]
     assert not found
+
+
+# Below these a file of weights or of settings can run code: CVE-2026-24747, CVE-2026-4137 and CVE-2026-4372.
+FLOORS = {"torch": (2, 10), "mlflow": (3, 11), "transformers": (5, 3)}
+
+
+@pytest.mark.parametrize("package", FLOORS)
+def test_versions_with_known_holes_are_not_installed(package: str) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    stated = [*project["dependencies"], *(text for one in project["optional-dependencies"].values() for text in one)]
+    (floor,) = [match for text in stated if (match := re.match(rf"{package}>=([\d.]+)", text))]
+    assert tuple(map(int, floor[1].split("."))) >= FLOORS[package]
 
 
 def test_help_loads_nothing_heavy() -> None:

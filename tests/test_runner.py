@@ -219,6 +219,24 @@ def test_what_changes_a_fingerprint_and_what_does_not(tmp_path: Path) -> None:
     assert len(prints) == 2, "where a file lies is nothing, what it says is all"
 
 
+def test_a_revision_with_other_rows_is_another_trial_and_one_with_the_same_rows_is_not(
+    monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a data set lies and what its commit is called is nothing, what it says is all."""
+    words = {"a": "one", "b": "one", "c": "two"}
+    asked = []
+
+    def rows(repository: str, name: str, split: str, revision: str) -> list[dict[str, object]]:
+        asked.append(revision[0])
+        return [{"sentence": f"{words[revision[0]]} {row}", "label": label}
+                for row, label in enumerate(["acceptable", "unacceptable"] * 20)]
+
+    monkeypatch.setattr("posbench.suites.glue.hub_rows", rows)
+    prints = {letter: trial(data__source="hub", data__revision=letter * 40).fingerprint for letter in words}
+    assert set(asked) == set(words), "each revision is read"
+    assert prints["a"] == prints["b"] != prints["c"]
+
+
 @pytest.mark.parametrize(("split", "labels", "told"), [
     ("train", [], "the split 'train' is empty"), ("train", [1, 1, 1], "all 3 labels of the split 'train' are equal"),
     ("test", [0, 0], "all 2 labels of the split 'test' are equal"),

@@ -161,3 +161,23 @@ def test_the_lock_of_a_killed_process_is_removed_and_one_that_is_held_stays(tmp_
     with store.claim("ab" * 32) as mine:
         store.release("ab" * 32)
         assert mine and lock.exists()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="limits are POSIX's")
+def test_a_file_size_limit_leaves_what_was_there(tmp_path: Path) -> None:
+    """The first write beyond the limit is a short one, without an error."""
+    import resource
+
+    store = Store(tmp_path)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
+    try:
+        with pytest.raises(StorageError, match="File too large") as told:
+            store.keep(record(), {"test/output": np.zeros(100_000)})
+        store.keep(record(fingerprint="cd" * 32), {"test/output": np.zeros(100)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert told.value.exit_code == 3 and "\n" not in str(told.value)
+    assert not store.has(PRINT) and store.has("cd" * 32) and not list(tmp_path.rglob("*.tmp"))
+    store.keep(record(), {"test/output": np.zeros(100_000)})
+    assert len(store.predictions(PRINT)["test/output"]) == 100_000

@@ -283,6 +283,23 @@ def test_absurd_values_are_told_in_one_line_too(
     test_bad_input_is_one_line_and_writes_nothing(tmp_path, monkeypatch, capsys, arguments, told)
 
 
+@pytest.mark.parametrize("gpu", [True, False])
+def test_a_device_that_is_left_open_is_the_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch, gpu: bool) -> None:
+    import torch
+
+    from posbench.study import from_preset
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    assert from_preset("glue", "mini", {"train.device": "auto"}).train.device == ("cuda" if gpu else "cpu")
+
+
+def test_a_table_says_on_what_device_it_was_trained(done: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    import torch
+
+    (line,) = [line for line in done[1].stdout.splitlines() if line.startswith("machine ")]
+    assert line.endswith(" cores, cuda" if torch.cuda.is_available() else " cores, cpu")
+
+
 BEHAVIOURS = {
     "leaves": "raise SystemExit(0)",
     "worse": "raise GeneratorExit",

@@ -73,15 +73,6 @@ def record(label: str = "rope", task: str = "cola", seed: int = 0, **changes: An
     )
 
 
-@pytest.fixture(scope="session")
-def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A database as `prepare` makes it, once: its migrations take seconds."""
-    home = tmp_path_factory.mktemp("migrated")
-    MLflow(home).prepare()
-    assert [file.name for file in home.iterdir()] == [DATABASE]
-    return home / DATABASE
-
-
 @pytest.fixture
 def home(migrated: Path, tmp_path: Path) -> Path:
     shutil.copy(migrated, tmp_path / DATABASE)
@@ -303,6 +294,12 @@ def test_other_addresses_are_refused_and_passwords_not_repeated(uri: str) -> Non
 
 def _write(home: Path, seeds: range) -> None:
     assert mirror(home, *(record(seed=seed) for seed in seeds)) == ""
+
+
+def test_mlflow_is_told_to_open_no_pickle(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MLFLOW_ALLOW_PICKLE_DESERIALIZATION", raising=False)
+    MLflow(home)._client()
+    assert os.environ["MLFLOW_ALLOW_PICKLE_DESERIALIZATION"] == "false"
 
 
 def test_writers_at_once_lose_nothing(home: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from posbench import workers
+from posbench.errors import StorageError
 from posbench.execute import run_and_keep
 from posbench.store import Record, Store
 from posbench.trial import Trial
@@ -164,6 +165,16 @@ def test_an_allocator_without_memory_is_out_of_memory_and_the_batch_stays(
     assert record.status == "failed" and record.reason.startswith("out of memory (") and told in record.reason
     assert record.facts["peak_memory"] > 2**26 and "traceback" in record.facts
     assert sizes == [trial("nope").config.train.batch_size], "tried once, as planned"
+
+
+def test_a_store_that_a_worker_cannot_write_ends_the_study_and_is_no_failure_of_a_trial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers.Pool, "_conclude", lambda *given, **facts: pytest.fail("charged to the trial"))
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError, match="Not a directory") as told:
+        list(Processes(Store(tmp_path / "file" / "trials"), 1).results([trial("nope")]))
+    assert told.value.exit_code == 3 and "\n" not in str(told.value)
 
 
 def test_a_worker_of_other_code_refuses_the_trial(tmp_path: Path) -> None:

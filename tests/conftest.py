@@ -1,0 +1,49 @@
+"""What tests of several files share."""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_network() -> Iterator[None]:
+    """Tests reach this machine alone: one that would ask anybody else fails at once, wherever it runs."""
+    genuine = socket.socket.connect
+
+    def connect(self: socket.socket, address: Any) -> None:
+        reaches = self.family in (socket.AF_INET, socket.AF_INET6) and self.type == socket.SOCK_STREAM
+        if reaches and not near(address[0]):
+            raise OSError(errno.ENETUNREACH, f"{os.strerror(errno.ENETUNREACH)}: tests ask nobody else ({address[0]})")
+        genuine(self, address)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(socket.socket, "connect", connect)
+        yield
+
+
+def near(host: str) -> bool:
+    """Whether an address is this machine's."""
+    try:
+        known = ipaddress.ip_address(host)
+    except ValueError:
+        return host in ("localhost", socket.gethostname())
+    return known.is_loopback or host in {entry[4][0] for entry in socket.getaddrinfo(socket.gethostname(), None)}
+
+
+@pytest.fixture(scope="session")
+def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A database as `prepare` makes it, once: its migrations take seconds."""
+    from posbench.track import DATABASE, MLflow
+
+    home = tmp_path_factory.mktemp("migrated")
+    MLflow(home).prepare()
+    assert [file.name for file in home.iterdir()] == [DATABASE]
+    return home / DATABASE
