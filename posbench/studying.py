@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -222,7 +223,8 @@ def _run(plan: Plan, folder: Path, where: Callable[..., Executor], tracker: str)
     for why in plan.skipped.values():
         say(f"skipped: {why}")
     copying.begin(copy, plan, folder)
-    with Progress(plan.planned, len(known), phases=plan.study.search is not None) as watch:
+    # Workers stay from the search to the last report: torch is loaded once in each.
+    with closing(place), Progress(plan.planned, len(known), phases=plan.study.search is not None) as watch:
         plan = tuning.tune(plan, store, executor=place, tracker=copy, watch=watch)
         records = studies.run(plan, store, executor=place, tracker=copy, watch=watch)
     files = _report(plan, records, folder)

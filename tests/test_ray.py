@@ -14,9 +14,8 @@ import pytest
 
 from posbench.execute import run_and_keep
 from posbench.store import Store
-from posbench.workers import Processes
 from tests.test_runner import trial
-from tests.test_workers import ends, wild
+from tests.test_workers import ends, results, wild
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'posbench[ray]'")
 ROOT = Path(__file__).resolve().parents[1]
@@ -50,7 +49,7 @@ def test_a_cluster_gives_the_bytes_of_one_and_of_two_processes(tmp_path: Path) -
     stores = {name: Store(tmp_path / name) for name in ("here", "processes", "ray")}
     for one in trials:
         run_and_keep(one, stores["here"])
-    list(Processes(stores["processes"], 2).results(trials))
+    results(stores["processes"], 2, trials)
     cluster = RayCluster(stores["ray"], 1, gpus=0, jobs=2, timeout=300)
     records = {record.fingerprint: record for record in cluster.results([killed, *trials])}
     for one in trials:
