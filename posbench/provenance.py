@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from posbench import ablation, environment
+from posbench import ablation, environment, interruptions
 from posbench.config import ModelConfig, TrainConfig
 from posbench.objective import objective_of
 from posbench.store import Record
@@ -116,9 +116,8 @@ def header(plan: Plan, records: Mapping[str, Record], tasks: Mapping[str, TaskFa
         header["variants"] = f"{', '.join(variants)}: put in its place at scoring, on the same trained weights"
     if plan.skipped:
         header["skipped"] = "; ".join(f"{task}: {why}" for task, why in plan.skipped.items())
-    if again := [f"{trial.config.encoding.label} {trial.config.task} seed {trial.config.seed}" for trial in plan.trials
-                 if trial.fingerprint in records and "lost" in records[trial.fingerprint].facts]:
-        header["run again"] = f"{len(again)} trials, whose worker was ended from outside: {', '.join(again)}"
+    if told := interruptions.told((*plan.tuned_records.values(), *records.values()), plan.planned):
+        header["interruptions"] = told
     codes = Counter(record.facts["code"] for record in known)
     if len(codes) > 1:
         header["mixed code"] = (

@@ -122,7 +122,7 @@ def test_a_hang_ends_at_its_time_with_all_that_it_started_and_the_next_trial_goe
         assert record.status == "failed" and record.reason == "timeout: no end after 2 s"
         assert record.facts["log"] == [str(number) for number in range(940, 1000)]
         assert ends(int((tmp_path / name).read_text()))
-        assert 2 <= record.seconds < 10 and began <= record.facts["began"] <= record.facts["ended"] - 2
+        assert 2 <= record.seconds < 60 and began <= record.facts["began"] <= record.facts["ended"] - 2
     assert capfd.readouterr() == ("", "")
 
 
