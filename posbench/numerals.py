@@ -19,9 +19,9 @@ def number(value: float, digits: int, *, sign: bool = False) -> str:
     return text
 
 
-def counted(count: int, noun: str, plural: str = "") -> str:
-    """'1 trial', '24 trials', '2,490 rows'; the plural where it is not the noun with an s."""
-    return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
+def counted(count: float, noun: str, plural: str = "") -> str:
+    """'1 trial', '24 trials', '0.5 epochs'; the plural where it is not the noun with an s."""
+    return f"{f'{count:g}' if isinstance(count, float) else count} {noun if count == 1 else plural or noun + 's'}"
 
 
 def p_value(value: float) -> str:

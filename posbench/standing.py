@@ -7,6 +7,7 @@ from pathlib import Path
 from posbench import interruptions
 from posbench.config import StudyConfig
 from posbench.console import duration
+from posbench.numerals import counted
 from posbench.prospect import TrialsPlanned, cells
 from posbench.report import Document
 from posbench.results import STATUSES
@@ -51,13 +52,14 @@ def standing(study: StudyConfig, root: Path, *, title: str) -> Document:
     total = sum(every)
     # Where nothing was measured, 0 s would say that the study is done.
     told = ", and ".join(([f"{duration(left)} of computing"] if left or not unknown else [])
-                         + ([f"an unknown time for {unknown} trials of which none like them was measured"]
+                         + ([f"an unknown time for {counted(unknown, 'trial')} of which none like them was measured"]
                             if unknown else []))
     header = (
-        ("planned", f"{total} trials: {len(study.encodings)} encodings, {len(study.tasks)} tasks, "
-                    f"{len(study.seeds)} seeds"),
+        ("planned", f"{counted(total, 'trial')}: {counted(len(study.encodings), 'encoding')}, "
+                    f"{counted(len(study.tasks), 'task')}, {counted(len(study.seeds), 'seed')}"),
         *((status, str(count)) for status, count in zip((*STATUSES, BEGUN), every, strict=True)),
-        *([("tuning", f"{tuned} of {searched} trials of the search have a result")] if searched else []),
+        *([("tuning", f"{tuned} of {counted(searched, 'trial')} of the search "
+                      f"{'has' if tuned == 1 else 'have'} a result")] if searched else []),
         *([("interruptions", broken)] if (broken := interruptions.told(results, total + searched)) else []),
         ("time left", told + ", one trial after the other, from the steps measured in the store"),
     )
