@@ -126,6 +126,20 @@ def test_a_hang_ends_at_its_time_with_all_that_it_started_and_the_next_trial_goe
     assert capfd.readouterr() == ("", "")
 
 
+def test_workers_whose_results_nobody_waits_for_end_and_idle_ones_serve_the_next_call(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    long = trial("nope", **{"train.steps": "1000000"})
+    with closing(Processes(store, 2)) as place:
+        with closing(place.results([trial("nope"), long])) as running:
+            assert next(running).config["train"]["steps"] != 1000000
+            pids = {worker.process.pid for worker in place.workers}
+        (idle,) = place.workers
+        assert not store.held(long.fingerprint) and all(runs(pid) == (pid == idle.process.pid) for pid in pids if pid)
+        (record,) = place.results([trial("rope")])
+        assert record.status in ("done", "degenerate") and place.workers == [idle]
+    assert not place.workers and not idle.process.is_alive()
+
+
 @pytest.mark.parametrize("kills", [1, 2])
 def test_a_worker_that_is_killed_is_replaced_once(tmp_path: Path, kills: int) -> None:
     note = str(tmp_path / "note")
