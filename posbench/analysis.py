@@ -21,6 +21,7 @@ from posbench import attention
 from posbench.config import EncodingChoice
 from posbench.encoding import Encoding, overrides
 from posbench.errors import ContextLengthExceeded, UserError, reason_of
+from posbench.numerals import counted
 from posbench.options import build_options, encoding_class
 from posbench.positions import Positions
 from posbench.probe import Shape, isolated
@@ -164,7 +165,7 @@ def precision(stand: Stand) -> pd.DataFrame:
                     note = f"{name} cannot hold it: not finite in {int((~error.isfinite()).any(-1).sum())} of 16 draws"
                     error = torch.full((1, stand.dimensions.heads), math.nan)
             except ContextLengthExceeded as refusal:
-                note = f"refused: ends at {refusal.limit} positions"
+                note = f"refused: ends at {counted(refusal.limit, 'position')}"
             for quantity, value in (("largest error", error.amax(0)), ("rms error", error.square().mean(0).sqrt())):
                 rows += [{"quantity": quantity, "head": head, "distance": NEAR, "position": position, "dtype": name,
                           "value": one, "unit": "|q||k|/sqrt(d)", "note": note}
@@ -208,7 +209,7 @@ def beyond(stand: Stand) -> pd.DataFrame:
         except ContextLengthExceeded as refusal:
             rows.append({"quantity": "refused", "content": "any", "head": math.nan, "length": length,
                          "multiple": multiple, "value": math.nan, "spread": math.nan, "unit": "",
-                         "note": f"refused at length {length}: ends at {refusal.limit} positions"})
+                         "note": f"refused at length {length}: ends at {counted(refusal.limit, 'position')}"})
     frame = pd.DataFrame(rows)
     return frame.assign(head=frame["head"].astype("Int64"))
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from posbench.environment import cores
 from posbench.errors import StorageError, UserError, nearest
+from posbench.numerals import counted
 
 if TYPE_CHECKING:
     from posbench.config import TrainConfig
@@ -88,7 +89,8 @@ def trials_at_once(jobs: int, threads: int, device: str) -> int:
     # Each is a process with its own torch, half a gigabyte before it has trained anything.
     if jobs > 4 * available:
         raise UserError(
-            f"--jobs {jobs}: this machine has {available} cores; give at most {4 * available}, or 0 for as many as fit"
+            f"--jobs {jobs}: this machine has {counted(available, 'core')}; give at most {4 * available}, or 0 "
+            "for as many as fit"
         )
     return jobs or (1 if device == "cuda" else max(1, available // threads))
 

@@ -14,7 +14,7 @@ from posbench import cost, environment
 from posbench.config import STRICT, EncodingChoice, ModelConfig, TrainConfig, setting
 from posbench.encoding import HOOKS, overrides
 from posbench.errors import UserError
-from posbench.numerals import NONE, amount
+from posbench.numerals import NONE, amount, counted
 from posbench.options import build_options
 from posbench.registry import ENCODINGS
 from posbench.report import Document
@@ -64,7 +64,7 @@ def measure(encodings: Mapping[str, tuple[Any, Any]], bench: Bench,
     """One row an encoding and length: cost.COLUMNS, length, rows, tokens_per_second."""
     table = []
     for length in bench.lengths:
-        step(f"{length} tokens")
+        step(counted(length, "token"))
         shape = cost.Shape(rows=bench.rows(length), tokens=length, vocabulary=VOCABULARY,
                            head=Head(kind="classification", outputs=2))
         for row in cost.measure(encodings, bench.model, bench.train, shape, rounds=bench.rounds):
@@ -79,10 +79,11 @@ def made_with(model: ModelConfig, train: TrainConfig) -> tuple[tuple[str, str], 
     device = facts["accelerator"] if train.device != "cpu" and facts["accelerator"] else facts["processor"]
     linear = f"linear attention ({model.feature_map}), " if model.attention == "linear" else ""
     return (
-        ("machine", f"{device}, {train.threads} threads"),
+        ("machine", f"{device}, {counted(train.threads, 'thread')}"),
         ("versions", environment.spelled_versions(facts["versions"])),
-        ("model", f"{model.shape}, {linear}{model.layers} layers, {model.width} wide, {model.heads} heads, "
-                  f"feed-forward {model.feedforward}, dropout {model.dropout:g}, vocabulary {VOCABULARY}"),
+        ("model", f"{model.shape}, {linear}{counted(model.layers, 'layer')}, {model.width} wide, "
+                  f"{counted(model.heads, 'head')}, feed-forward {model.feedforward}, "
+                  f"dropout {model.dropout:g}, vocabulary {VOCABULARY}"),
     )
 
 
@@ -90,11 +91,12 @@ def document(table: pd.DataFrame, bench: Bench) -> Document:
     """The table as people read it: encodings down, lengths across."""
     header = (
         *made_with(bench.model, bench.train),
-        ("step", f"forward, backward, clipping and AdamW on {bench.tokens} tokens; rows of {_listed(table)}"),
+        ("step", f"forward, backward, clipping and AdamW on {counted(bench.tokens, 'token')}; "
+                 f"rows of {_listed(table)}"),
         ("rounds", f"{bench.rounds}, each one step of every encoding in turn; medians"),
     )
     broken = table[table["step_seconds"].isna()]
-    warnings = tuple(f"{row.encoding} at {row.length} tokens: {row.reason}" for row in broken.itertuples())
+    warnings = tuple(f"{row.encoding} at length {row.length}: {row.reason}" for row in broken.itertuples())
     return Document(title="posbench: costs of a training step", header=header, warnings=warnings, parts=(
         _across(table, "Step time over nope's", _ratio,
                 ("In brackets the quartiles over rounds of the ratio within a round.",)),

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from posbench.cells import Cell, Column, Grid, average, read
+from posbench.numerals import counted
 from posbench.ranks import Control, Friedman, against_control, critical_difference, friedman, rank_rows
 from posbench.stats import (
     Estimate,
@@ -137,8 +138,10 @@ def compare(table: pd.DataFrame, *, baseline: str = "learned", alpha: float = 0.
         detectable[column.label] = _detectable(list(adjusted.values()), alpha=alpha)
     lost = sum(bool(cells[encoding, column.label].trouble) for encoding in encodings for column in columns)
     if lost:
-        notes.append(f"{lost} of {len(encodings) * len(columns)} cells have no mean, because a seed that others ran "
-                     "has no score there. Each shows what happened, and a mean over its other seeds is not given.")
+        have = "has" if lost == 1 else "have"
+        notes.append(f"{lost} of {counted(len(encodings) * len(columns), 'cell')} {have} no mean, because a seed that "
+                     "others ran has no score there. Each shows what happened, and a mean over its other seeds is not "
+                     "given.")
     mixed = [column.label for column in columns if len(column.examples) > 1]
     if mixed:
         notes.append(f"Scored on unequal numbers of examples, which are not paired: {', '.join(mixed)}.")

@@ -7,6 +7,8 @@ from pathlib import Path
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any
 
+from posbench.numerals import counted
+
 if TYPE_CHECKING:
     from posbench.store import Record
 
@@ -44,7 +46,8 @@ class Progress:
         self.began = self.latest = time.monotonic()
         self.stored, self.phases, self.phase = stored, phases, ""
         if stored:
-            self.console.print(f"{stored} of {planned} trials are in the store already", highlight=False)
+            are = "is" if stored == 1 else "are"
+            self.console.print(f"{stored} of {counted(planned, 'trial')} {are} in the store already", highlight=False)
 
     def __enter__(self) -> Any:
         self.bar.start()

@@ -12,6 +12,7 @@ import typer
 from posbench.arguments import home, mlflow_place
 from posbench.console import say
 from posbench.errors import StorageError
+from posbench.numerals import counted
 
 if TYPE_CHECKING:
     from posbench.store import Record
@@ -56,4 +57,4 @@ def sync(folder: Annotated[Path, typer.Argument(help="Folder of a study, such as
     files = [file for file in sorted(folder.iterdir()) if file.is_file() and file.suffix in WRITTEN]
     if told := conclude(copy, plan, known, files, folder.resolve()):
         raise StorageError(told)
-    say(f"the MLflow copy has all {len(results)} results of {folder}")
+    say(f"the MLflow copy of {folder} is complete: {counted(len(results), 'result')}")

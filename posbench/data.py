@@ -17,6 +17,7 @@ import numpy as np
 
 from posbench.config import DataConfig, digest
 from posbench.errors import UserError
+from posbench.numerals import counted
 from posbench.seeds import numpy_generator
 from posbench.suite import Rows, TaskData
 
@@ -111,18 +112,18 @@ def read_table(path: Path, columns: Mapping[str, str | int], *, header: bool,
         else:
             raise UserError(f"{path}, row 1: no column '{column}', only {', '.join(first)}")
     if max(places.values()) >= len(first):
-        raise UserError(f"{path}, row 1: {len(first)} columns, {max(places.values()) + 1} are needed")
+        raise UserError(f"{path}, row 1: {counted(len(first), 'column')}, {max(places.values()) + 1} are needed")
     if not header and len(first) > max(places.values()) + 1:
         needed = max(places.values()) + 1
-        raise UserError(f"{path}, row 1: {len(first)} columns, {needed} are expected: is this the file, and do its "
-                        "lines end with a line feed?")
+        raise UserError(f"{path}, row 1: {counted(len(first), 'column')}, {needed} are expected: is this the file, and "
+                        "do its lines end with a line feed?")
     for number, line in enumerate(lines, start=1):
         if header and number == 1:
             continue
         fields = line.split("\t")
         if len(fields) != len(first):
             if broken is None:
-                raise UserError(f"{path}, row {number}: {len(fields)} columns, row 1 has {len(first)}: "
+                raise UserError(f"{path}, row {number}: {counted(len(fields), 'column')}, row 1 has {len(first)}: "
                                 "mend or remove the row")
             broken.append(number)
             continue

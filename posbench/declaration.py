@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from posbench.config import EncodingChoice, Scalar, StudyConfig, digest, to_plain
+from posbench.numerals import counted
 from posbench.safe_yaml import canonical
 from posbench.trial import load_suite
 
@@ -83,7 +84,7 @@ def told(history: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     before = "before the first trial" if len(history) == 1 else f"{last['when']}, after earlier ones (see below)"
     lines = {"declared": f"{before}, hash {last['hash'][:16]}: primary metric {metrics}; lengths {lengths}; "
                          f"{family} at alpha {last['alpha']:g}; "
-                         f"{len(last['seeds'])} seeds{search}"}
+                         f"{counted(len(last['seeds']), 'seed')}{search}"}
     if changes := [f"{new['when']} {_change(old, new)}" for old, new in itertools.pairwise(history)]:
         lines["declared family grew"] = f"{'; '.join(changes)} (first hash {history[0]['hash'][:16]})"
     return lines

@@ -16,7 +16,7 @@ from posbench.beam import Search, beam_search
 from posbench.bench import VOCABULARY, made_with
 from posbench.config import STRICT, DecodeConfig, ModelConfig, TrainConfig, setting
 from posbench.errors import reason_of
-from posbench.numerals import NONE, amount
+from posbench.numerals import NONE, amount, counted
 from posbench.report import Document
 from posbench.seeds import generator
 from posbench.tables import Table
@@ -48,7 +48,7 @@ def measure(encodings: Mapping[str, tuple[Any, Any]], bench: DecodeBench,
     torch.set_num_threads(bench.train.threads)
     device, table = _device(bench), []
     for length in bench.lengths:
-        step(f"{length} tokens")
+        step(counted(length, "token"))
         seconds: dict[tuple[str, bool], list[float]] = {}
         reasons: dict[str, str] = {}
         searches = {label: _search(*parts, bench, length, device) for label, parts in encodings.items()}
@@ -109,18 +109,19 @@ def document(table: pd.DataFrame, bench: DecodeBench) -> Document:
     """The table as people read it."""
     header = (
         *made_with(bench.model, bench.train),
-        ("decoding", f"beam {bench.decode.beam}, {bench.rows} sources of {bench.source} tokens at once"),
+        ("decoding", f"beam {bench.decode.beam}, {counted(bench.rows, 'source')} of "
+                     f"{counted(bench.source, 'token')} at once"),
         ("rounds", f"{bench.rounds}, each one search of every encoding with the cache and one without; medians"),
         ("clock", "processor time of one thread" if own_time(bench, _device(bench)) else "time on the wall"),
     )
     broken = table[table["ratio"].isna()]
-    warnings = tuple(f"{row.encoding} at {row.length} tokens: {row.reason}" for row in broken.itertuples())
+    warnings = tuple(f"{row.encoding} at length {row.length}: {row.reason}" for row in broken.itertuples())
     parts = []
     for length, own in table.groupby("length", sort=False):
         rows = tuple((str(row.encoding), amount(row.cached_tokens_per_second, 1, "{:,.0f}"),
                       amount(row.plain_tokens_per_second, 1, "{:,.0f}"), amount(row.ratio, 1, "{:.1f}") or NONE)
                      for row in own.itertuples())
-        parts.append(Table(title=f"Beam search for {length} output tokens, tokens per second",
+        parts.append(Table(title=f"Beam search for outputs of length {length}, tokens per second",
                            columns=("encoding", "with cache", "without", "times"), rows=rows,
                            notes=("Tokens of the outputs, not of all hypotheses. Encoding the source is included.",)))
     return Document(title="posbench: speed of decoding", header=header, warnings=warnings, parts=tuple(parts))

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from pathlib import Path
 
+from posbench.numerals import counted
+
 
 class UserError(Exception):
     """A mistake of the user's: one line naming the thing, the place and the mend; the command line exits with 2."""
@@ -28,8 +30,8 @@ class ContextLengthExceeded(UserError):
 
     def __init__(self, encoding: str, limit: int, got: int, mend: str = "raise its max_length") -> None:
         super().__init__(
-            f"encoding '{encoding}' ends at {limit} positions and was given {got}: "
-            f"{mend}, or cut the sequences to {limit} tokens"
+            f"encoding '{encoding}' ends at {counted(limit, 'position')} and was given {got}: "
+            f"{mend}, or cut the sequences to {counted(limit, 'token')}"
         )
         self.encoding, self.limit, self.got, self.mend = encoding, limit, got, mend
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from posbench import distributed
 from posbench.config import to_plain
 from posbench.errors import ContextLengthExceeded, Terminated, UserError, reason_of
+from posbench.stopwatch import Stopwatch
 from posbench.store import Record, Store
 from posbench.turns import POLL, Turn, Turns, Wanted
 
@@ -31,6 +32,10 @@ class Executor(Protocol):
         Raises:
             StorageError: results cannot be written; nothing that happens to a trial stops the others.
         """
+        ...
+
+    def close(self) -> None:
+        """Ends what stays between two calls of `results`, such as workers that have loaded torch."""
         ...
 
 
@@ -55,6 +60,9 @@ class Here:
             else:
                 turns.leave(turn)
 
+    def close(self) -> None:
+        """Nothing stays."""
+
 
 def run_once(trial: Trial, turn: Turn, store: Store) -> Record | None:
     """Runs one trial, or takes the result that came from elsewhere since; None while another process runs it."""
@@ -72,15 +80,15 @@ def run_and_keep(trial: Trial, store: Store, lost: Sequence[str] = ()) -> Record
     """
     from posbench.runner import checkpoints_of, run
 
-    checkpoints = None
+    checkpoints, watch = None, Stopwatch()
     try:
         checkpoints = checkpoints_of(trial, store.folder(trial.fingerprint), tell)
         distributed.announce(trial.config)
         record, predictions = run(trial, checkpoints=checkpoints)
     except ContextLengthExceeded as error:
-        record, predictions = failed(trial, "refused", str(error)), {}
+        record, predictions = failed(trial, "refused", str(error), watch), {}
     except UserError as error:
-        record, predictions = failed(trial, "failed", str(error)), {}
+        record, predictions = failed(trial, "failed", str(error), watch), {}
     except (KeyboardInterrupt, Terminated):
         raise
     except BaseException as error:  # a plugin that wants to leave, by SystemExit or worse, ends its trial alone
@@ -93,7 +101,7 @@ def run_and_keep(trial: Trial, store: Store, lost: Sequence[str] = ()) -> Record
         if wanted_memory(error):
             facts["peak_memory"] = peak = peak_memory()
             reason = f"out of memory (the process had {peak / 2**20:,.0f} MiB at its peak): {reason}"
-        record, predictions = failed(trial, "failed", reason, **facts), {}
+        record, predictions = failed(trial, "failed", reason, watch, **facts), {}
     if lost:
         record = replace(record, facts=record.facts | {"lost": list(lost)})
     store.keep(record, predictions)
@@ -107,15 +115,16 @@ def tell(line: str) -> None:
     sys.stderr.write(f"posbench: warning: {line}\n")
 
 
-def failed(trial: Wanted, status: str, reason: str, **facts: Any) -> Record:
-    """The record of a trial without a result."""
+def failed(trial: Wanted, status: str, reason: str, watch: Stopwatch, **facts: Any) -> Record:
+    """The record of a trial without a result, which took the time of the watch."""
     return Record(
         fingerprint=trial.fingerprint,
         label=trial.config.encoding.label,
         config=to_plain(trial.config),
         status=status,
         reason=reason,
-        facts=facts,
+        seconds=watch.seconds,
+        facts={**watch.dates(), **facts},
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
+from posbench.numerals import counted
 from posbench.plots import Axes, Figure, heat, line, looks, save, style
 
 By = Literal["encoding", "head"]
@@ -130,7 +131,7 @@ def precision(frame: pd.DataFrame, path: Path, by: By) -> list[Path]:
         return Panel(dtype, shown[shown["dtype"] == dtype], "position", sides, also=scaled)
 
     panels = [panel(dtype, place) for place, dtype in enumerate(dict.fromkeys(shown["dtype"]))]
-    what = (f"Error of the logit {near} tokens apart against float64, by position"
+    what = (f"Error of the logit {counted(near, 'token')} apart against float64, by position"
             + (", the worst head." if by == "encoding" else ".")
             + (" A large cross ends a line: refused, or not finite, beyond." if shown["value"].isna().any() else ""))
     return _panels(panels, path, by, _told(what, frame), across=3, over_heads="max")

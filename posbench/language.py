@@ -21,6 +21,7 @@ from torch.nn import functional
 
 from posbench.errors import ContextLengthExceeded, UserError
 from posbench.lengths import AREA, REACH
+from posbench.numerals import counted
 from posbench.objective import Objective, Scores
 from posbench.positions import Positions
 from posbench.suite import Task
@@ -96,7 +97,7 @@ class Language(Objective):
                 refused.append(row_of(split, length, primary.name, None, None, higher=primary.higher_is_better,
                                       primary=True) | {
                     "variant": variant, "status": "refused",
-                    "reason": f"refused at length {length}: the encoding ends at {error.limit} positions"})
+                    "reason": f"refused at length {length}: the encoding ends at {counted(error.limit, 'position')}"})
                 continue
             rows += own
             arrays |= examples

@@ -16,6 +16,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from posbench.numerals import counted
 from posbench.processes import lead_group, manner_of_end
 from posbench.store import Record
 from posbench.tracker import Tracker
@@ -93,7 +94,8 @@ class Mirror(Tracker):
         try:
             while self.done < self.sent:
                 if not self.answer.poll(max(0.0, deadline - time.monotonic())):
-                    return (f"the copy of the record was {self.sent - self.done} of {self.sent} entries behind after "
+                    whole = counted(self.sent, "entry", "entries")
+                    return (f"the copy of the record was {self.sent - self.done} of {whole} behind after "
                             f"{self.patience:.0f} s: posbench sync completes it")
                 self.done, self.line = self.answer.recv()
             return self.line

@@ -19,6 +19,11 @@ def number(value: float, digits: int, *, sign: bool = False) -> str:
     return text
 
 
+def counted(count: float, noun: str, plural: str = "") -> str:
+    """'1 trial', '24 trials', '0.5 epochs'; the plural where it is not the noun with an s."""
+    return f"{f'{count:g}' if isinstance(count, float) else count} {noun if count == 1 else plural or noun + 's'}"
+
+
 def p_value(value: float) -> str:
     """'.012', or '< .001' for all that is smaller."""
     return "< .001" if value < 0.001 else f"{value:.3f}".replace("0.", ".", 1)

@@ -39,7 +39,7 @@ def study_results(plan: Plan, records: Mapping[str, Record], folder: Path, store
         store: where per-example arrays are; without one, tables that need them are left out.
     """
     study, tuned = plan.study, plan.tuned
-    costs = _costs(plan, folder)
+    costs = _costs(plan, records, folder)
     best = search_report.expected(tuned) if tuned else pd.DataFrame()
     generated = "Generated data." if study.data.source == "generated" else ""
     tasks = provenance.of_tasks(plan)
@@ -159,11 +159,23 @@ def _drawn(trial: Trial) -> dict[str, tuple[str, float]]:
     return {score: (score, 1.0), "train/loss": (f"train/loss, {unit}", factor)}
 
 
-def _costs(plan: Plan, folder: Path) -> list[dict[str, Any]]:
-    """Measured once for these encodings, this shape and this machine, all in one run, when no trial runs any more."""
+def _costs(plan: Plan, records: Mapping[str, Record], folder: Path) -> list[dict[str, Any]]:
+    """Measured once for these encodings, this shape and this machine, all in one run, when no trial runs any more.
+
+    Not of an encoding whose trials all failed: one that hung or crashed there would do the same to this process.
+    """
     trial = plan.trials[0]
     study = plan.study
-    encodings = {own.config.encoding.label: own for own in plan.trials if own.config.task == trial.config.task}
+    ends: dict[str, set[str]] = {}
+    for record in (*plan.tuned_records.values(), *records.values()):
+        ends.setdefault(record.label, set()).add(record.status)
+    broken = [label for label, statuses in ends.items() if statuses == {"failed"}]
+    unmeasured = [dict.fromkeys(cost.COLUMNS) | {"encoding": label, "reason": "all of its trials failed"}
+                  for label in broken]
+    encodings = {own.config.encoding.label: own for own in plan.trials
+                 if own.config.task == trial.config.task and own.config.encoding.label not in broken}
+    if not encodings:
+        return unmeasured
     facts = environment.facts()
     key = digest(
         {
@@ -185,10 +197,11 @@ def _costs(plan: Plan, folder: Path) -> list[dict[str, Any]]:
     while not (known := _kept_costs(folder / COSTS, key)):
         with exclusive(folder / COSTS_LOCK) as mine:
             if (mine or time.monotonic() >= until) and not (known := _kept_costs(folder / COSTS, key)):
-                return _measured_costs(encodings, folder, key)
+                known = _measured_costs(encodings, folder, key)
+                break
         if not known:
             time.sleep(POLL)
-    return known
+    return known + unmeasured
 
 
 def _measured_costs(encodings: Mapping[str, Trial], folder: Path, key: str) -> list[dict[str, Any]]:

@@ -22,6 +22,7 @@ from posbench import attention
 from posbench.config import ModelConfig
 from posbench.encoding import Dimensions, Encoding
 from posbench.errors import UserError
+from posbench.numerals import counted
 from posbench.positions import Positions
 from posbench.seeds import generator
 from posbench.transformer import Head, Transformer
@@ -180,7 +181,7 @@ class Subject:
     def _measure(self) -> None:
         self.limit = self.bare().max_length
         if self.limit is not None and self.limit < 8:
-            raise UserError(f"encoding '{self.encoding_class.spelled()}' ends at {self.limit} positions: "
+            raise UserError(f"encoding '{self.encoding_class.spelled()}' ends at {counted(self.limit, 'position')}: "
                             "the checks need at least 8")
         self.length = 16 if self.limit is None else min(16, self.limit // 2)
         self.long = 2 * self.dimensions.length if self.fits(2 * self.dimensions.length) else self.length

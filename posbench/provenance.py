@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from posbench import ablation, environment
+from posbench import ablation, environment, interruptions
 from posbench.config import ModelConfig, TrainConfig
+from posbench.numerals import counted
 from posbench.objective import objective_of
 from posbench.store import Record
 from posbench.study import Plan, from_preset
@@ -72,8 +73,8 @@ def header(plan: Plan, records: Mapping[str, Record], tasks: Mapping[str, TaskFa
         "model": _models(plan),
         "training": _training(plan),
         "selection": _selected(study.train),
-        "costs": f"of a step of {first.train.rows(first.data.max_length)} rows of {first.data.max_length} tokens, all "
-        "encodings in turn in one run; peak memory without weights and optimizer",
+        "costs": f"of a step of {counted(first.train.rows(first.data.max_length), 'row')} of {first.data.max_length} "
+        "tokens, all encodings in turn in one run; peak memory without weights and optimizer",
     }
     header["rows"] = "; ".join(
         f"{task}: " + ", ".join(f"{count} {split}" for split, count in facts.rows.items())
@@ -116,9 +117,8 @@ def header(plan: Plan, records: Mapping[str, Record], tasks: Mapping[str, TaskFa
         header["variants"] = f"{', '.join(variants)}: put in its place at scoring, on the same trained weights"
     if plan.skipped:
         header["skipped"] = "; ".join(f"{task}: {why}" for task, why in plan.skipped.items())
-    if again := [f"{trial.config.encoding.label} {trial.config.task} seed {trial.config.seed}" for trial in plan.trials
-                 if trial.fingerprint in records and "lost" in records[trial.fingerprint].facts]:
-        header["run again"] = f"{len(again)} trials, whose worker was ended from outside: {', '.join(again)}"
+    if told := interruptions.told((*plan.tuned_records.values(), *records.values()), plan.planned):
+        header["interruptions"] = told
     codes = Counter(record.facts["code"] for record in known)
     if len(codes) > 1:
         header["mixed code"] = (
@@ -132,7 +132,7 @@ def _all(texts: Iterable[str]) -> str:
 
 
 def _machine(facts: Mapping[str, Any]) -> str:
-    return f"{facts['accelerator'] or facts['processor']}, {facts['cores']} cores, {facts['device']}"
+    return f"{facts['accelerator'] or facts['processor']}, {counted(facts['cores'], 'core')}, {facts['device']}"
 
 
 def _training(plan: Plan) -> str:
@@ -141,8 +141,8 @@ def _training(plan: Plan) -> str:
     plain = replace(plan.study.encodings[0], model={}, settings={})
     for task in _tasks(plan):
         train = plan.study.trial(plain, task, 0).train
-        length = f"{train.steps} updates" if train.steps else f"{train.epochs:g} epochs"
-        batch = f"{train.batch_size} rows" if train.batch_tokens is None else f"{train.batch_tokens} tokens"
+        length = counted(train.steps, "update") if train.steps else counted(train.epochs or 0.0, "epoch")
+        batch = counted(train.batch_size, "row") if train.batch_tokens is None else counted(train.batch_tokens, "token")
         schedule = "" if train.schedule == "linear" else f", {train.schedule} schedule"
         smoothing = f", label smoothing {train.label_smoothing:g}" if train.label_smoothing else ""
         searched = plan.tuned.search.space or {} if plan.tuned else {}
@@ -229,6 +229,6 @@ def _model(model: ModelConfig, searched: bool) -> str:
         cross = "encoding in cross attention too, " if model.cross_encoding else "encoding in self-attention alone, "
     dropout = "dropout searched" if searched else f"dropout {model.dropout:g}"
     return (
-        f"{model.shape}, {cross}{model.layers} layers, {model.width} wide, {model.heads} heads, {model.norm}-norm, "
-        f"{linear}{dropout}, from scratch"
+        f"{model.shape}, {cross}{counted(model.layers, 'layer')}, {model.width} wide, "
+        f"{counted(model.heads, 'head')}, {model.norm}-norm, {linear}{dropout}, from scratch"
     )

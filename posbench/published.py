@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pandas as pd
 
 from posbench.cells import Cell, Column, read
-from posbench.numerals import NONE, number
+from posbench.numerals import NONE, counted, number
 from posbench.results import WITHOUT_VALUE
 from posbench.stats import Estimate, paired_difference
 from posbench.suite import Direction, Published
@@ -43,7 +43,8 @@ def tables(entries: Sequence[Published | Direction], frame: pd.DataFrame, *, alp
     if claims:
         each = 100 * (1 - alpha / len(claims))
         notes.append(f"A direction is judged by the t interval of the difference, paired by seed, at "
-                     f"{100 * (1 - alpha):g} % corrected for {len(claims)} directions after Bonferroni ({each:.4g} %): "
+                     f"{100 * (1 - alpha):g} % corrected for {counted(len(claims), 'direction')} after Bonferroni "
+                     f"({each:.4g} %): "
                      "'reproduced' where all of it lies on the claimed side, 'not reproduced' otherwise, 'undecided' "
                      "with one pair. That is a paired t test, which takes differences to be normal; the sign-flip test "
                      "of the differences to the baseline does not, and needs more seeds.")

@@ -19,6 +19,7 @@ from posbench import environment
 from posbench.config import EncodingChoice, Scalar, digest
 from posbench.contract import Verdict
 from posbench.errors import UserError, is_file
+from posbench.numerals import counted
 from posbench.processes import end_group, lead_group, manner_of_end
 from posbench.registry import ENCODINGS
 from posbench.store import write_atomically
@@ -101,7 +102,7 @@ def prove(choices: Sequence[EncodingChoice]) -> None:
     for choice in choices:
         if wrong := [verdict for verdict in verdicts(choice) if not verdict.passed]:
             raise UserError(
-                f"encoding '{choice.label}' fails its contract in {len(wrong)} checks, the first: "
+                f"encoding '{choice.label}' fails its contract in {counted(len(wrong), 'check')}, the first: "
                 f"{wrong[0].check} {wrong[0].title}, {wrong[0].reason} (posbench check {choice.name} shows all)"
             )
 

@@ -25,9 +25,10 @@ from typing import TYPE_CHECKING, Any
 from posbench.config import TrialConfig, to_plain
 from posbench.errors import StorageError, UserError, one_line
 from posbench.execute import failed
+from posbench.stopwatch import Stopwatch
 from posbench.store import Record, Store, parsed
 from posbench.turns import POLL, Turn, Turns
-from posbench.workers import Pool
+from posbench.workers import Processes
 
 # Read by Ray when it is imported: it reports nothing to its makers, and hides no GPU where a task asked for none.
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -63,6 +64,7 @@ class RayCluster:
         if gpus > 1 and gpus != int(gpus):
             raise UserError(f"--gpus-per-trial {gpus:g}: give a part of a GPU, such as 0.25, or a whole number")
         self.store, self.threads, self.gpus, self.jobs, self.timeout = store, threads, gpus, jobs, timeout
+        self.connected: contextlib.ExitStack | None = None
 
     def results(self, trials: Sequence[Trial]) -> Generator[Record]:
         """Runs trials and yields the record of each as it is kept.
@@ -70,9 +72,23 @@ class RayCluster:
         Raises:
             UserError: there is no such cluster, or no machine of it has room for a trial.
         """
-        if trials:
-            with _connected():
-                yield from self._results(trials)
+        if not trials:
+            return
+        if self.connected is None:
+            connected = contextlib.ExitStack()
+            connected.enter_context(_connected())
+            self.connected = connected
+        try:
+            yield from self._results(trials)
+        except BaseException:  # what is under way on other machines ends with the connection
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Ends the connection; until then processes of the cluster keep their workers for the next trials."""
+        connected, self.connected = self.connected, None
+        if connected is not None:
+            connected.close()
 
     def _results(self, trials: Sequence[Trial]) -> Generator[Record]:
         room = self._room()
@@ -80,7 +96,7 @@ class RayCluster:
         turns, found = Turns(self.store, trials), {trial.fingerprint: trial for trial in trials}
         with contextlib.ExitStack() as everything:
             # Other coordinators see the locks that this process holds for what runs on other machines.
-            under_way: dict[Any, tuple[Turn, contextlib.ExitStack]] = {}
+            under_way: dict[Any, tuple[Turn, contextlib.ExitStack, Stopwatch]] = {}
             while True:
                 while len(under_way) < room and (turn := turns.next()):
                     held = everything.enter_context(contextlib.ExitStack())
@@ -91,7 +107,7 @@ class RayCluster:
                         yield record
                     else:
                         reference = task.remote(turn, _source(turn.config), self.timeout)
-                        under_way[reference] = turn, held
+                        under_way[reference] = turn, held, Stopwatch(turn.spent)
                 if not under_way:
                     if not turns:
                         return
@@ -99,13 +115,13 @@ class RayCluster:
                     continue
                 done, _ = ray.wait(list(under_way), timeout=POLL)
                 for reference in done:
-                    turn, held = under_way.pop(reference)
+                    turn, held, watch = under_way.pop(reference)
                     with held:
-                        record = self._collected(reference, found[turn.fingerprint], turn, turns)
+                        record = self._collected(reference, found[turn.fingerprint], turn, turns, watch)
                     if record:
                         yield record
 
-    def _collected(self, reference: Any, trial: Trial, turn: Turn, turns: Turns) -> Record | None:
+    def _collected(self, reference: Any, trial: Trial, turn: Turn, turns: Turns, watch: Stopwatch) -> Record | None:
         """What a task came to, kept in the store; None where it was lost and runs again."""
         predictions: Mapping[str, Any] = {}
         try:
@@ -114,13 +130,14 @@ class RayCluster:
         except LOST as error:
             manner = f"{type(error).__name__} of Ray"
             if not turn.lost:
-                turns.again(turn, manner)
+                turns.again(turn, manner, watch.seconds)
                 return None
             told = " and, once more, with ".join((*turn.lost, manner))
-            record = failed(trial, "failed", f"the worker on the cluster ended with {told}", lost=list(turn.lost))
+            record = failed(trial, "failed", f"the worker on the cluster ended with {told}", watch,
+                            lost=list(turn.lost))
         except ray.exceptions.RayError as error:
             told = one_line(str(error).rstrip().rpartition("\n")[2])
-            record = failed(trial, "failed", f"the cluster could not run it: {told}", traceback=str(error))
+            record = failed(trial, "failed", f"the cluster could not run it: {told}", watch, traceback=str(error))
         self.store.keep(record, predictions)
         return record
 
@@ -194,7 +211,7 @@ class _Home:
     """What a task's process keeps for the next one: workers, and a store in a folder that goes with the process."""
 
     devices: str | None
-    pool: Pool
+    place: Processes
     folder: Path
 
 
@@ -204,9 +221,9 @@ _HOMES: list[_Home] = []
 def _run_here(turn: Turn, source: bytes | None, timeout: float | None) -> dict[str, bytes]:
     """A task: the files of the trial's result."""
     home = _home(timeout)
-    (record,) = home.pool.results([replace(turn, config=_placed(turn.config, source, home.folder))])
-    files = home.pool.store.files(record.fingerprint)
-    home.pool.store.drop(record.fingerprint)
+    (record,) = home.place.results([replace(turn, config=_placed(turn.config, source, home.folder))])
+    files = home.place.store.files(record.fingerprint)
+    home.place.store.drop(record.fingerprint)
     return files
 
 
@@ -214,11 +231,11 @@ def _home(timeout: float | None) -> _Home:
     # Another task of the same process may be given another GPU, which only a new worker sees.
     devices = os.environ.get("CUDA_VISIBLE_DEVICES")
     for home in list(_HOMES):
-        if home.devices == devices and home.pool.timeout == timeout:
+        if home.devices == devices and home.place.timeout == timeout:
             return home
         _leave(home)
     folder = Path(tempfile.mkdtemp(prefix="posbench-task-"))
-    home = _Home(devices, Pool(Store(folder / "trials"), 1, timeout), folder)
+    home = _Home(devices, Processes(Store(folder / "trials"), 1, timeout), folder)
     _HOMES.append(home)
     atexit.register(_leave, home)
     return home
@@ -227,7 +244,7 @@ def _home(timeout: float | None) -> _Home:
 def _leave(home: _Home) -> None:
     if home in _HOMES:
         _HOMES.remove(home)
-        home.pool.close()
+        home.place.close()
         shutil.rmtree(home.folder, ignore_errors=True)
 
 

@@ -29,6 +29,7 @@ from posbench.positions import Positions
 from posbench.registry import SUITES
 from posbench.schedule import learning_rate, updates
 from posbench.seeds import number
+from posbench.stopwatch import Stopwatch
 from posbench.store import Record
 from posbench.suite import TaskData
 from posbench.training import Training, averaged
@@ -118,8 +119,7 @@ class _Run:
         self.schedule = LambdaLR(optimizer, lambda step: learning_rate(step, self.updates, self.train.warmup,
                                                                        self.train.schedule))
         self.state = Training(self.model, optimizer, self.schedule, average=self.train.average)
-        # Spans are of a clock that nobody sets; a date is of the one that people read.
-        self.began, self.start = time.time(), time.monotonic()
+        self.watch = Stopwatch()
 
     def result(self) -> tuple[Record, dict[str, np.ndarray]]:
         status, reason = "done", ""
@@ -142,7 +142,7 @@ class _Run:
             status, reason, rows, apart, predictions = "diverged", str(error), [], [], {}
         except Pruned as error:
             status, reason = "pruned", str(error)
-        ended = time.time()
+        dates = self.watch.dates()
         facts = {
             "data_hash": self.data_hash,
             "notes": self.rows.notes,
@@ -158,8 +158,7 @@ class _Run:
             "processes": distributed.world(),
             "updates": self.updates,
             "position_rms": self._position_rms(),
-            "began": self.began,
-            "ended": ended,
+            **dates,
             "resumed": self.state.resumed,
             **environment.facts(),
         }
@@ -241,7 +240,7 @@ class _Run:
 
     def _spent(self) -> float:
         """Seconds of this trial up to now, those of processes that were interrupted included."""
-        return self.state.spent + time.monotonic() - self.start
+        return self.state.spent + self.watch.seconds
 
     @torch.no_grad()
     def _score(self, split: str) -> Scores:

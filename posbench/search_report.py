@@ -15,7 +15,7 @@ import pandas as pd
 from posbench import plots
 from posbench.chain import Chain, Tried, course, final
 from posbench.config import StudyConfig
-from posbench.numerals import NONE
+from posbench.numerals import NONE, counted
 from posbench.report import Figure
 from posbench.space import EDGE, SearchConfig
 from posbench.stats import expected_best
@@ -36,7 +36,7 @@ LISTED = 12
 def budget(search: SearchConfig) -> str:
     """The search in one sentence, which stands below every table."""
     own = f" ‡ Own options were searched too, with the same number of points: {_own(search)}." if search.own else ""
-    return (f"Settings were searched for each encoding and task alike: {search.trials} points, "
+    return (f"Settings were searched for each encoding and task alike: {counted(search.trials, 'point')}, "
             f"{SAMPLERS[search.sampler]}, sampler seed {search.sampler_seed}, tuning seeds {_numbers(search.seeds)}."
             f"{own}")
 
@@ -52,8 +52,8 @@ def header(study: StudyConfig, tuned: Tuned) -> dict[str, str]:
         f"from point {search.startup + 1} and evaluation {search.stop_from} on, before the last, a trial stops that is "
         "worse than the median of the earlier points at the same evaluation, for every encoding alike")
     return {
-        "search": f"{search.trials} points for each encoding and task ({SAMPLERS[search.sampler]}, sampler seed "
-                  f"{search.sampler_seed}, {alike}; Optuna {version('optuna')}); {stop}",
+        "search": f"{counted(search.trials, 'point')} for each encoding and task ({SAMPLERS[search.sampler]}, sampler "
+                  f"seed {search.sampler_seed}, {alike}; Optuna {version('optuna')}); {stop}",
         "search space": "; ".join(f"{name} {bounds.told()}" for name, bounds in sorted((search.space or {}).items()))
                         + (f"; own: {_own(search)}" if search.own else ""),
         "tuned on": f"{' / '.join(splits)}, seeds {_numbers(search.seeds)}, none of which reports; best mean of the "
@@ -69,8 +69,8 @@ def warnings(tuned: Tuned) -> tuple[str, ...]:
     told = []
     if missing := tuned.planned - sum(trial.fingerprint in tuned.records for chain in tuned.chains
                                       for trials in chain.trials for trial in trials):
-        told.append(f"The search is not finished: {missing} of {tuned.planned} tuning trials are missing. The same "
-                    "command goes on.")
+        told.append(f"The search is not finished: {missing} of {counted(tuned.planned, 'tuning trial')} "
+                    f"{'is' if missing == 1 else 'are'} missing. The same command goes on.")
     if tuned.search.own:
         told.append(f"Not searched alike: {_own(tuned.search)} in the same number of points as the encodings without "
                     "own options. Their differences are those of encodings with their options tuned.")

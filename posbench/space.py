@@ -11,6 +11,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from posbench.errors import nearest
+from posbench.numerals import counted
 from posbench.settings import STRICT, Scalar, setting
 
 SEARCHABLE = (
@@ -114,8 +115,8 @@ class SearchConfig:
                 raise ValueError(f"space: '{name}' is no setting that a search may choose without changing data, size "
                                  f"or budget, {nearest(name, SEARCHABLE)}")
         if not self.free and self.startup >= self.trials:
-            raise ValueError(f"startup {self.startup} leaves none of {self.trials} points to the sampler and pruning "
-                             "that look at results: raise trials")
+            raise ValueError(f"startup {self.startup} leaves none of {counted(self.trials, 'point')} to the sampler "
+                             "and pruning that look at results: raise trials")
 
     @property
     def free(self) -> bool:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from posbench import interruptions
 from posbench.config import StudyConfig
 from posbench.console import duration
+from posbench.numerals import counted
 from posbench.prospect import TrialsPlanned, cells
 from posbench.report import Document
 from posbench.results import STATUSES
-from posbench.store import Store
+from posbench.store import Record, Store
 from posbench.study import stored
 from posbench.tables import Table
 from posbench.timing import Timings
@@ -29,6 +31,7 @@ def standing(study: StudyConfig, root: Path, *, title: str) -> Document:
     counts: dict[tuple[str, str], dict[str, int]] = {}
     timings, left, unknown = Timings(root), 0.0, 0
     tuned = searched = 0
+    results: list[Record] = []
     for cell in planned:
         own = counts.setdefault((cell.label, cell.task), dict.fromkeys((*STATUSES, BEGUN), 0))
         records, to_run = stored(cell.trials, store), 0
@@ -37,8 +40,9 @@ def standing(study: StudyConfig, root: Path, *, title: str) -> Document:
             begun = record is None and store.folder(trial.fingerprint).exists()
             own["missing" if record is None and not begun else BEGUN if record is None else record.status] += 1
             to_run += record is None or record.status == "failed"
-        found = len(stored(cell.tuning, store))
-        tuned, searched, to_run = tuned + found, searched + cell.searched, to_run + cell.searched - found
+        found = stored(cell.tuning, store)
+        results += [*found.values(), *records.values()]
+        tuned, searched, to_run = tuned + len(found), searched + cell.searched, to_run + cell.searched - len(found)
         seconds = timings.trial_seconds(cell.config, cell.updates or 0)
         left, unknown = left + to_run * (seconds or 0.0), unknown + to_run * (seconds is None)
         if not cell.trials:
@@ -48,13 +52,15 @@ def standing(study: StudyConfig, root: Path, *, title: str) -> Document:
     total = sum(every)
     # Where nothing was measured, 0 s would say that the study is done.
     told = ", and ".join(([f"{duration(left)} of computing"] if left or not unknown else [])
-                         + ([f"an unknown time for {unknown} trials of which none like them was measured"]
+                         + ([f"an unknown time for {counted(unknown, 'trial')} of which none like them was measured"]
                             if unknown else []))
     header = (
-        ("planned", f"{total} trials: {len(study.encodings)} encodings, {len(study.tasks)} tasks, "
-                    f"{len(study.seeds)} seeds"),
+        ("planned", f"{counted(total, 'trial')}: {counted(len(study.encodings), 'encoding')}, "
+                    f"{counted(len(study.tasks), 'task')}, {counted(len(study.seeds), 'seed')}"),
         *((status, str(count)) for status, count in zip((*STATUSES, BEGUN), every, strict=True)),
-        *([("tuning", f"{tuned} of {searched} trials of the search have a result")] if searched else []),
+        *([("tuning", f"{tuned} of {counted(searched, 'trial')} of the search "
+                      f"{'has' if tuned == 1 else 'have'} a result")] if searched else []),
+        *([("interruptions", broken)] if (broken := interruptions.told(results, total + searched)) else []),
         ("time left", told + ", one trial after the other, from the steps measured in the store"),
     )
     return Document(title=f"posbench: {title}", header=header, warnings=_missing(planned), parts=(

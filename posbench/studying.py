@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from functools import partial
+from os.path import isdir
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +16,7 @@ from posbench.arguments import assignment, executor_named, home, names, path_of,
 from posbench.console import Progress, say, short, terminal_width
 from posbench.errors import UserError
 from posbench.interrupt import KEPT
+from posbench.numerals import counted
 
 if TYPE_CHECKING:
     from posbench.config import StudyConfig
@@ -76,6 +79,7 @@ def study(
     """Train every encoding on every task with paired seeds, and print the table of what can be said."""
     from posbench.store import Store
 
+    _look_for(suite)
     changes = _changes(suite, encodings, tasks, seeds, data, revision, tokenizer, baseline, set_)
     wanted = _wanted(suite, preset, changes)
     if write:
@@ -114,14 +118,17 @@ def status(
     set_: Setting = None,
 ) -> None:
     """Show how far a study is: what is done, failed, diverged, refused and missing, and the time left; runs nothing."""
+    from posbench import study_folder
+    from posbench.errors import is_file
     from posbench.standing import standing
 
+    held = is_file(Path(what) / study_folder.IDENTITY) or ("/" in what and isdir(what))
+    if not held:
+        _look_for(what, folders=True)
     changes = _changes(what, encodings, tasks, seeds, data, revision, tokenizer, baseline, set_)
-    if (Path(what) / "study.json").is_file() or ("/" in what and Path(what).is_dir()):
+    if held:
         if changes or preset:
             raise UserError(f"'{what}' is a study's folder, which says all by itself: leave the options out")
-        from posbench import study_folder
-
         wanted = {Path(what).resolve().name: study_folder.kept_in(Path(what))}
     else:
         wanted = _wanted(what, preset, changes)
@@ -139,6 +146,27 @@ def report(folder: Annotated[Path, typer.Argument(help="Folder of a study, such 
     plan = taken_up(folder, store)
     _report(plan, studies.known(plan, store), folder.resolve())
     say(f"tables and figures: {short(folder.resolve())}")
+
+
+def _look_for(what: str, *, folders: bool = False) -> None:
+    """Refuses what is neither a suite nor a study file, with everything near that would be one.
+
+    Args:
+        folders: whether the folder of a study would have done too.
+    """
+    from posbench.errors import is_file, nearest
+    from posbench.registry import SUITES
+    from posbench.study_file import is_study_file
+    from posbench.study_folder import IDENTITY
+
+    suites = SUITES.found()
+    if what in suites or what.endswith(".py") or (is_study_file(what) and is_file(Path(what))):
+        return
+    near = [*suites, *map(str, sorted([*Path().glob("*.y*ml"), *Path("studies").glob("*.y*ml")]))]
+    if folders:
+        near += [short(file.parent) for file in home().glob(f"*/{IDENTITY}")]
+    sought = "no suite, no study file and no folder of a study" if folders else "no suite and no study file"
+    raise UserError(f"'{what}' is {sought}, {nearest(what, near)}")
 
 
 def _changes(
@@ -222,7 +250,8 @@ def _run(plan: Plan, folder: Path, where: Callable[..., Executor], tracker: str)
     for why in plan.skipped.values():
         say(f"skipped: {why}")
     copying.begin(copy, plan, folder)
-    with Progress(plan.planned, len(known), phases=plan.study.search is not None) as watch:
+    # Workers stay from the search to the last report: torch is loaded once in each.
+    with closing(place), Progress(plan.planned, len(known), phases=plan.study.search is not None) as watch:
         plan = tuning.tune(plan, store, executor=place, tracker=copy, watch=watch)
         records = studies.run(plan, store, executor=place, tracker=copy, watch=watch)
     files = _report(plan, records, folder)
@@ -237,7 +266,7 @@ def _run(plan: Plan, folder: Path, where: Callable[..., Executor], tracker: str)
     if broken:
         first = broken[0]
         cell = f"{first.label}, {first.config['task']}, seed {first.config['seed']}"
-        say(f"{len(broken)} of {plan.planned} trials failed, the first: {cell}: {first.reason}", error=True)
+        say(f"{len(broken)} of {counted(plan.planned, 'trial')} failed, the first: {cell}: {first.reason}", error=True)
     return bool(broken)
 
 

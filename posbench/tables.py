@@ -48,7 +48,7 @@ class Table:
     def __post_init__(self) -> None:
         for row in (*self.rows, *self.footer):
             if len(row) != len(self.columns):
-                raise ValueError(f"table '{self.title}': {len(row)} cells under {len(self.columns)} heads: {row}")
+                raise ValueError(f"table '{self.title}': {len(row)} cells under {len(self.columns)}: {row}")
 
 
 def plain(text: str) -> str:

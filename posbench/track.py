@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 from posbench import mlflow_runs, mlflow_view
 from posbench.errors import UserError
 from posbench.mlflow_runs import Run
+from posbench.numerals import counted
 from posbench.settings import NAME
 from posbench.store import Record
 from posbench.tracker import JsonLines, Tracker
@@ -125,7 +126,7 @@ class MLflow(Tracker):
         line = ""
         if self.lost:
             line = (
-                f"MLflow copy incomplete: {len(self.lost)} of {len(self.told)} runs, "
+                f"MLflow copy incomplete: {len(self.lost)} of {counted(len(self.told), 'run')}, "
                 f"posbench sync fills it in: {self.reason}"
             )
         self._forget()

@@ -16,6 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO
 
+from posbench.numerals import counted
 from posbench.store import Record
 
 
@@ -70,7 +71,8 @@ class JsonLines(Tracker):
             self.lost, self.reason = self.lost + 1, error.strerror or str(error)
 
     def end(self) -> str:
-        return f"{self.path} incomplete: {self.lost} trials could not be written: {self.reason}" if self.lost else ""
+        told = f"{self.path} incomplete: {counted(self.lost, 'trial')} could not be written: {self.reason}"
+        return told if self.lost else ""
 
 
 def _cut_off(file: IO[bytes]) -> bool:

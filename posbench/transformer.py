@@ -259,7 +259,7 @@ def _refuse(model: ModelConfig, encoding: Encoding, vocabulary: int, head: Head)
         refuse_misfits(encoding, causal=model.shape != "encoder", bidirectional=model.shape != "decoder")
     if model.tied_embeddings and (head.kind, head.outputs) != ("token", vocabulary):
         raise UserError(f"model.tied_embeddings asks for a head over the vocabulary of {vocabulary} tokens, and this "
-                        f"one is for {head.kind} with {head.outputs} outputs: set it to false")
+                        f"one is for {head.kind} (outputs: {head.outputs}): set it to false")
 
 
 def _own_state(module: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -25,6 +25,7 @@ from posbench import bleu, translation_tables
 from posbench.beam import Hypothesis, Search, beam_search
 from posbench.config import DataConfig
 from posbench.errors import UserError
+from posbench.numerals import counted
 from posbench.objective import Kept, Objective, Scores
 from posbench.positions import Positions
 from posbench.ragged import Ragged, encode_ragged
@@ -100,8 +101,8 @@ class Translation(Objective):
                             "use model.shape=encoder-decoder")
         longest = config.decode.max_output or config.data.max_length
         if limit is not None and longest > limit:
-            raise UserError(f"outputs of {longest} tokens (decode.max_output) are longer than encoding "
-                            f"'{config.encoding.label}' can express, which ends at {limit} positions: lower "
+            raise UserError(f"outputs of {counted(longest, 'token')} (decode.max_output) are longer than encoding "
+                            f"'{config.encoding.label}' can express, which ends at {counted(limit, 'position')}: lower "
                             "decode.max_output, or raise the encoding's maximum (by default data.max_length)")
         splits, tokenizer = load_pairs(config.suite, config.task, config.data)
         vocabulary = tokenizer.get_vocab_size()
@@ -127,14 +128,15 @@ class Translation(Objective):
         told = {
             "vocabulary": f"{kind}, {self.vocabulary} tokens that source and target share, from the training rows",
             "decoding": f"beam {self.search.beam}, length penalty {self.search.length_penalty:g}, outputs of at most "
-                        f"{self.search.longest} tokens, cached",
+                        f"{counted(self.search.longest, 'token')}, cached",
             **{name: bleu.signature(translation_tables.COUNTS[name]) for name in self.metrics},
         }
         if train.returned < 1:
             told["tokenizer"] = (f"gives back {train.returned:.1%} of {min(LOOKED_AT, len(train.texts))} training "
                                  "targets as they were; the others no model can write")
         if train.cut:
-            told["left out of training"] = f"{train.cut} pairs with a side of more than {config.data.max_length} tokens"
+            told["left out of training"] = (
+                f"{counted(train.cut, 'pair')} with a side of more than {counted(config.data.max_length, 'token')}")
         return told
 
     def batches(self, seed: int) -> Iterator[np.ndarray]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from posbench import bleu
-from posbench.numerals import NONE, number, p_value
+from posbench.numerals import NONE, counted, number, p_value
 from posbench.objective import Kept
 from posbench.stats import holm, paired_difference, t_interval
 from posbench.tables import Table
@@ -95,9 +95,9 @@ def _scores(grid: _Grid, task: str) -> Table:
                  "outputs\nempty", "tokens\na second ↑"),
         rows=tuple(rows),
         notes=("Mean ± half of its 95 % t interval over seeds. Length: tokens of all outputs over those of all "
-               f"references. Cut: the share of outputs that had to end at the {grid.limit} tokens that decoding "
-               "allows. Empty: the share without any word. † Some of these trials wrote one and the same for every "
-               "source.",
+               f"references. Cut: the share of outputs that had to end at the {counted(grid.limit, 'token')} that "
+               "decoding allows. Empty: the share without any word. † Some of these trials wrote one and the same for "
+               "every source.",
                "Tokens a second: of beam search with a cache, in processor time on a CPU, while the study's trials ran "
                "beside one another and not in turn: small differences are noise. posbench bench --decode measures "
                "encodings in turn."))
@@ -126,7 +126,7 @@ def _sentences(grid: _Grid, task: str, baseline: str) -> Table:
         columns=("encoding", *heads), rows=rows,
         notes=(f"Mean over seeds of the paired difference, and how it varies over {bleu.RESAMPLES} bootstrap resamples "
                "of the test sentences, the same for all encodings; p as sacreBLEU's paired bootstrap test gives it, "
-               f"adjusted after Holm over {len(others)} comparisons; the intervals are not adjusted.",
+               f"adjusted after Holm over {counted(len(others), 'comparison')}; the intervals are not adjusted.",
                "It asks whether other sentences would tell these trained models apart, and not whether models of other "
                "seeds would be: that is what the differences paired by seed ask. A claim about encodings needs both."))
 

@@ -24,6 +24,7 @@ from posbench.config import (
 from posbench.data import data_hash
 from posbench.encoding import Encoding
 from posbench.errors import UserError, nearest, reason_of
+from posbench.numerals import counted
 from posbench.options import build_options, encoding_class
 from posbench.registry import ENCODINGS, SUITES, Plugin
 from posbench.suite import Suite, Task, TaskData
@@ -175,8 +176,8 @@ def load_rows(suite: str, task: str, data: DataConfig) -> tuple[TaskData, str]:
             raise UserError(f"task {task}: the split '{name}' is empty: give more rows")
         if name in ("train", *rows.scored) and owner.tasks[task].labelled and len(set(split.labels)) < 2:
             raise UserError(
-                f"task {task}: all {len(split.labels)} labels of the split '{name}' are equal, so that no answer can "
-                "be told from another: give rows of every class"
+                f"task {task}: the split '{name}' has one label alone ({counted(len(split.labels), 'row')}), so that "
+                "no answer can be told from another: give rows of every class"
             )
     return rows, data_hash(rows)
 

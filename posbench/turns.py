@@ -32,13 +32,14 @@ class Turn:
     Attributes:
         config, fingerprint: the trial's. seen: what the store held of it when the study began; another result than
             that one came from another coordinator and is taken as it is.
-        lost: how each worker ended that was lost in an earlier attempt.
+        lost: how each worker ended that was lost in an earlier attempt. spent: seconds of those attempts.
     """
 
     config: TrialConfig
     fingerprint: str
     seen: Stamp
     lost: tuple[str, ...] = ()
+    spent: float = 0.0
 
     def settled(self, store: Store) -> Record | None:
         """The result that appeared since the study began; to be asked while the trial's lock is held."""
@@ -79,6 +80,6 @@ class Turns:
         self.elsewhere.append(turn)
         self.look_again = time.monotonic() + POLL
 
-    def again(self, turn: Turn, manner: str) -> None:
-        """Its worker was lost: the next that runs."""
-        self.waiting.appendleft(replace(turn, lost=(*turn.lost, manner)))
+    def again(self, turn: Turn, manner: str, spent: float) -> None:
+        """Its worker was lost after so many seconds, earlier attempts included: the next that runs."""
+        self.waiting.appendleft(replace(turn, lost=(*turn.lost, manner), spent=spent))

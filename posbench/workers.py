@@ -16,6 +16,7 @@ from typing import Any
 from posbench.errors import StorageError, Terminated, UserError
 from posbench.execute import failed
 from posbench.processes import Tail, end_group, lead_group, manner_of_end
+from posbench.stopwatch import Stopwatch
 from posbench.store import Record, Store
 from posbench.turns import POLL, Turn, Turns, Wanted
 
@@ -33,23 +34,6 @@ CHANGED = (
 )
 
 
-class Processes:
-    """Trials in worker processes of this machine.
-
-    Args:
-        store: where results are kept.
-        jobs: trials at once.
-        timeout: seconds that one trial may take; None for no end.
-    """
-
-    def __init__(self, store: Store, jobs: int, timeout: float | None = None) -> None:
-        self.store, self.jobs, self.timeout = store, jobs, timeout
-
-    def results(self, trials: Sequence[Wanted]) -> Generator[Record]:
-        with Pool(self.store, min(self.jobs, len(trials)), self.timeout) as pool:
-            yield from pool.results(trials)
-
-
 class _Worker:
     """One process, and the turn that it is busy with."""
 
@@ -64,12 +48,13 @@ class _Worker:
         printed.close()
         self.turn: Turn | None = None
         self.deadline = math.inf
+        self.watch = Stopwatch()
 
     def take(self, turn: Turn) -> None:
         """Raises OSError where the process is gone."""
         self.tail.forget()
         self.connection.send(turn)
-        self.turn, self.deadline = turn, time.monotonic() + START_SECONDS
+        self.turn, self.deadline, self.watch = turn, time.monotonic() + START_SECONDS, Stopwatch(turn.spent)
 
     def end(self, patience: float) -> tuple[int | None, list[str]]:
         """Ends it with all that it started; its exit code, None where it had to be ended, and its last lines."""
@@ -81,51 +66,51 @@ class _Worker:
         return code, self.tail.end()
 
 
-class Pool:
-    """So many workers, started when there is something to do; they stay until the end of the block.
+class Processes:
+    """Trials in worker processes of this machine, which are started when there is something to do and stay until
+    `close`: each loads torch once, however often a search asks for results.
 
     Args:
-        store: where workers keep results. size: of them. timeout: seconds that one trial may take; None for no end.
+        store: where workers keep results.
+        jobs: trials at once.
+        timeout: seconds that one trial may take; None for no end.
     """
 
-    def __init__(self, store: Store, size: int, timeout: float | None) -> None:
+    def __init__(self, store: Store, jobs: int, timeout: float | None = None) -> None:
         # Spawned, not forked: torch's threads do not survive a fork.
         self.context = multiprocessing.get_context("spawn")
-        self.store, self.size, self.timeout = store, size, timeout
+        self.store, self.jobs, self.timeout = store, jobs, timeout
         self.workers: list[_Worker] = []
-
-    def __enter__(self) -> Pool:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     def results(self, trials: Sequence[Wanted]) -> Generator[Record]:
         """Runs trials and yields the record of each as it is kept."""
         turns = Turns(self.store, trials)
-        while True:
-            self._hand_out(turns)
-            busy = {worker.connection: worker for worker in self.workers if worker.turn is not None}
-            if not busy and not turns:
-                return
-            # Looked at twice a second even when nothing is said: what a worker left behind may hold its pipes open.
-            if not busy:
-                time.sleep(POLL)
-            answered = wait(list(busy), POLL)
-            for connection, worker in busy.items():
-                if connection in answered:
-                    record = self._answered(worker, turns)
-                elif time.monotonic() >= worker.deadline:
-                    record = self._overdue(worker, turns)
-                elif not worker.process.is_alive() and not connection.poll():
-                    record = self._lost(worker, turns)
-                else:
-                    continue
-                if record:
-                    yield record
+        try:
+            while True:
+                self._hand_out(turns)
+                busy = {worker.connection: worker for worker in self.workers if worker.turn is not None}
+                if not busy and not turns:
+                    return
+                # Looked at twice a second even when nothing is said: what a worker left behind may hold its pipes open.
+                if not busy:
+                    time.sleep(POLL)
+                answered = wait(list(busy), POLL)
+                for connection, worker in busy.items():
+                    if connection in answered:
+                        record = self._answered(worker, turns)
+                    elif time.monotonic() >= worker.deadline:
+                        record = self._overdue(worker, turns)
+                    elif not worker.process.is_alive() and not connection.poll():
+                        record = self._lost(worker, turns)
+                    else:
+                        continue
+                    if record:
+                        yield record
+        finally:  # where nobody waits for the rest, those at work are asked to end
+            self._end([worker for worker in self.workers if worker.turn is not None])
 
     def _hand_out(self, turns: Turns) -> None:
-        while sum(worker.turn is not None for worker in self.workers) < self.size and (turn := turns.next()):
+        while sum(worker.turn is not None for worker in self.workers) < self.jobs and (turn := turns.next()):
             worker = next((worker for worker in self.workers if worker.turn is None), None)
             if worker is None:
                 worker = self._started()
@@ -156,6 +141,7 @@ class Pool:
             return self._lost(worker, turns)
         if kind == "begins":
             worker.deadline = time.monotonic() + self.timeout if self.timeout else math.inf
+            worker.watch = Stopwatch(turn.spent)
             return None
         if kind == "storage":
             raise StorageError(content)
@@ -163,7 +149,8 @@ class Pool:
         if kind == "elsewhere":
             turns.leave(turn)
             return None
-        record = self.store.load(turn.fingerprint) if kind == "kept" else self._conclude(turn, turns, content)
+        record = (self.store.load(turn.fingerprint) if kind == "kept"
+                  else self._conclude(turn, turns, content, worker.watch))
         if record and record.status == "failed":
             # What a fault left behind in the process, such as a changed default of torch, is nothing for other trials.
             self._dismiss(worker)
@@ -173,7 +160,8 @@ class Pool:
         turn = worker.turn
         assert turn is not None
         _, lines = self._dismiss(worker)
-        return self._conclude(turn, turns, f"timeout: no end after {self.timeout or START_SECONDS:g} s", log=lines)
+        told = f"timeout: no end after {self.timeout or START_SECONDS:g} s"
+        return self._conclude(turn, turns, told, worker.watch, log=lines)
 
     def _lost(self, worker: _Worker, turns: Turns) -> Record | None:
         turn = worker.turn
@@ -181,12 +169,13 @@ class Pool:
         code, lines = self._dismiss(worker, JOIN_SECONDS)
         manner = manner_of_end(code) if code is not None else "no word, and had to be ended"
         if code in FROM_OUTSIDE and not turn.lost:
-            turns.again(turn, manner)
+            turns.again(turn, manner, worker.watch.seconds)
             return None
         told = " and, once more, with ".join((*turn.lost, manner))
-        return self._conclude(turn, turns, f"the worker process ended with {told}", log=lines, lost=list(turn.lost))
+        return self._conclude(turn, turns, f"the worker process ended with {told}", worker.watch, log=lines,
+                              lost=list(turn.lost))
 
-    def _conclude(self, turn: Turn, turns: Turns, reason: str, **facts: Any) -> Record | None:
+    def _conclude(self, turn: Turn, turns: Turns, reason: str, watch: Stopwatch, **facts: Any) -> Record | None:
         """Keeps a failure; unless the trial has a result, or another coordinator runs it by now."""
         with self.store.claim(turn.fingerprint) as mine:
             if not mine:
@@ -194,26 +183,30 @@ class Pool:
                 return None
             if record := turn.settled(self.store):
                 return record
-            record = failed(turn, "failed", reason, **{name: fact for name, fact in facts.items() if fact})
+            record = failed(turn, "failed", reason, watch, **{name: fact for name, fact in facts.items() if fact})
             self.store.keep(record, {})
             return record
 
     def close(self) -> None:
-        """Asks all to end, which leaves checkpoints of their trials, and then ends them."""
+        """Ends all workers."""
+        self._end(self.workers)
+
+    def _end(self, workers: Sequence[_Worker]) -> None:
+        """Asks workers to end, which leaves checkpoints of their trials, and then ends them."""
         try:
-            for worker in self.workers:
+            for worker in workers:
                 if worker.turn is not None:
                     worker.process.terminate()
                 with contextlib.suppress(OSError):
                     worker.connection.close()
             until = time.monotonic() + CHECKPOINT_SECONDS
-            for worker in self.workers:
+            for worker in workers:
                 worker.process.join(max(0.0, until - time.monotonic()))
         finally:  # a second signal waits for no one
-            for worker in self.workers:
+            for worker in workers:
                 end_group(worker.process)
                 worker.process.join(JOIN_SECONDS)
-            self.workers.clear()
+            self.workers = [worker for worker in self.workers if worker not in workers]
 
 
 def _serve(connection: Connection, prints: Connection, store: Store) -> None:

@@ -14,7 +14,7 @@ from posbench import lengths, plots, published
 from posbench.cells import Column
 from posbench.comparison import ALL_TASKS, Comparison, Difference, compare
 from posbench.errors import UserError
-from posbench.numerals import NONE, amount, compared, number, p_value, span
+from posbench.numerals import NONE, amount, compared, counted, number, p_value, span
 from posbench.report import Document, Figure, Report, StudyResults
 from posbench.results import STATUSES, VARIANT
 from posbench.tables import Table
@@ -78,7 +78,8 @@ def _generated(context: StudyResults) -> bool:
 
 def _counted(frame: pd.DataFrame) -> str:
     counts = _by_status(frame).sum()
-    return f"Of {counts.sum()} planned trials: {', '.join(f'{counts[status]} {status}' for status in STATUSES)}."
+    told = ", ".join(f"{counts[status]} {status}" for status in STATUSES)
+    return f"Of {counted(int(counts.sum()), 'planned trial')}: {told}."
 
 
 def _by_status(frame: pd.DataFrame) -> pd.DataFrame:
@@ -130,7 +131,7 @@ def _warnings(context: StudyResults, comparison: Comparison) -> tuple[str, ...]:
             family = len(comparison.encodings) - 1
             lines.append(f"With {seeds} seed{'s' if seeds != 1 else ''} no single task can show a difference at "
                          f"{comparison.alpha:g} after {family} comparison{'s' if family != 1 else ''}, however large "
-                         f"it is: {comparison.needed} seeds are needed, {comparison.needed - seeds} more.")
+                         f"it is: {counted(comparison.needed, 'seed')} are needed, {comparison.needed - seeds} more.")
     return tuple(lines)
 
 
@@ -231,8 +232,8 @@ def _broken(frame: pd.DataFrame) -> list[Table]:
         encoding, task, status, reason = map(str, key)
         seeds = ", ".join(map(str, sorted(set(own["seed"]))))
         rows.append((encoding, task, seeds, status, textwrap.shorten(reason, 300, placeholder=" ...")))
-    return [Table(title="Trials that are not done", columns=("encoding", "task", "seeds", "status", "reason"),
-                  rows=tuple(rows), texts=(1, 2, 3, 4))]
+    return [Table(title="Trials with another status than done", rows=tuple(rows), texts=(1, 2, 3, 4),
+                  columns=("encoding", "task", "seeds", "status", "reason"))]
 
 
 def _columns(columns: Sequence[Column]) -> Table:

@@ -9,6 +9,7 @@ from pathlib import Path
 from posbench.config import DataConfig
 from posbench.data import SEED, MissingTask, capped, find_file, held_out, part, read_json_rows, read_table
 from posbench.errors import UserError
+from posbench.numerals import counted
 from posbench.suite import Rows, Task, TaskData
 
 
@@ -134,7 +135,7 @@ def _file(path: Path, layout: Layout, task: Task) -> tuple[Rows, str]:
                        broken=broken if layout.ragged else None)
     found = ((number, [row[str(title)] for title in titles]) for number, row in table)
     rows, note = read_rows(found, str(path), task, layout.names, unsure=layout.unsure, ragged=layout.ragged)
-    return rows, path.name + note + (f", {len(broken)} rows without all columns left out" if broken else "")
+    return rows, path.name + note + (f", {counted(len(broken), 'row')} without all columns left out" if broken else "")
 
 
 def read_rows(found: Iterable[tuple[int, list[str]]], place: str, task: Task, names: tuple[str, ...], *,
@@ -165,8 +166,8 @@ def read_rows(found: Iterable[tuple[int, list[str]]], place: str, task: Task, na
             raise UserError(f"{place}, row {number}: a text is empty: mend or remove the row")
     if not texts:
         raise UserError(f"{place}: no labelled row, so that {task.name} has an empty split")
-    note = f", {without_label} rows without an agreed label left out" if without_label else ""
-    note += f", {without_text} rows without a text left out" if without_text else ""
+    note = f", {counted(without_label, 'row')} without an agreed label left out" if without_label else ""
+    note += f", {counted(without_text, 'row')} without a text left out" if without_text else ""
     return Rows(texts=texts, labels=labels), note
 
 
@@ -190,5 +191,5 @@ def _leave_out(splits: dict[str, Rows], notes: dict[str, str]) -> None:
     other = {texts for name, rows in splits.items() if name != "train" for texts in rows.texts}
     stay = [index for index, texts in enumerate(splits["train"].texts) if texts not in other]
     if gone := len(splits["train"].texts) - len(stay):
-        notes["train"] += f", {gone} rows left out whose texts are in an evaluation split"
+        notes["train"] += f", {counted(gone, 'row')} left out whose texts are in an evaluation split"
         splits["train"] = part(splits["train"], stay)

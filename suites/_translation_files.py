@@ -19,6 +19,7 @@ import numpy as np
 from posbench.config import DataConfig
 from posbench.data import MissingTask, held_out, read_text, stratified_part
 from posbench.errors import UserError
+from posbench.numerals import counted
 from posbench.suite import Rows, TaskData
 
 # One part for all trials: which pairs are held out must not change with the seed of a trial.
@@ -48,8 +49,8 @@ def lines(path: Path) -> list[str]:
     """
     text = read_text(path).replace("\r\n", "\n")
     if "\r" in text.rstrip() and "\n" not in text:
-        raise UserError(f"{path}: one line, with {text.count(chr(13))} carriage returns in it: end its lines with line "
-                        "feeds")
+        raise UserError(f"{path}: one line, with {counted(text.count(chr(13)), 'carriage return')} in it: end its "
+                        "lines with line feeds")
     return text.removesuffix("\n").split("\n")
 
 
@@ -64,8 +65,8 @@ def aligned(source: Path, target: Path) -> list[Pair]:
         if not any(text.strip() for text in side):
             raise UserError(f"{path}: the file is empty: give the side that belongs to it")
     if len(sides[0]) != len(sides[1]):
-        raise UserError(f"{source} has {len(sides[0])} lines and {target} has {len(sides[1])}: they cannot be "
-                        f"translations line by line; by their lengths they part at line {parting(*sides)}")
+        raise UserError(f"{source} has {counted(len(sides[0]), 'line')} and {target} has {len(sides[1])}: they cannot "
+                        f"be translations line by line; by their lengths they part at line {parting(*sides)}")
     if sides[0] == sides[1]:
         raise UserError(f"{source} and {target} hold the same text: give each language its own file")
     return [Pair(*pair, row) for row, pair in enumerate(zip(*sides, strict=True), start=1)]
@@ -101,7 +102,7 @@ def tabbed(path: Path, order: tuple[str, str], source: str) -> list[Pair]:
         if len(fields) < 2:
             raise UserError(f"{path}, row {row}: one column, two are needed ({' and '.join(order)}, tab-separated)")
         if len(fields) != len(rows[0]):
-            raise UserError(f"{path}, row {row}: {len(fields)} columns, row 1 has {len(rows[0])}: "
+            raise UserError(f"{path}, row {row}: {counted(len(fields), 'column')}, row 1 has {len(rows[0])}: "
                             "mend or remove the row")
     places = (0, 1)
     if all(fields[0].isdigit() for fields in rows):
@@ -139,7 +140,7 @@ def load_folder(root: Path, source: str, target: str, data: DataConfig) -> TaskD
                                 "mend it, or remove it on both sides")
             gone += len(pairs) - len(whole)
             splits[split] += whole
-        notes[split] = ", ".join(names) + (f", {gone} pairs with an empty side left out" if gone else "")
+        notes[split] = ", ".join(names) + (f", {counted(gone, 'pair')} with an empty side left out" if gone else "")
     if len(splits["train"]) > 1:
         _hold_out(splits, notes, data)
     if not splits["train"] or "validation" not in splits:
@@ -226,7 +227,7 @@ def _hold_out(splits: dict[str, list[Pair]], notes: dict[str, str], data: DataCo
     known = {text for name in wanted for pair in splits[name] for text in (pair.source, pair.target)}
     kept = [pair for pair in splits["train"] if pair.source not in known and pair.target not in known]
     if gone := len(splits["train"]) - len(kept):
-        notes["train"] += f", {gone} pairs left out of which a side stands in a held-out part"
+        notes["train"] += f", {counted(gone, 'pair')} left out of which a side stands in a held-out part"
         splits["train"] = kept
 
 

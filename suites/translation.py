@@ -15,6 +15,7 @@ from posbench import bleu
 from posbench.config import DataConfig
 from posbench.data import hub_rows
 from posbench.errors import UserError
+from posbench.numerals import counted
 from posbench.suite import SMALL_MODEL, Metric, Published, Rows, Suite, Task, TaskData
 from posbench.translation import Translation
 from posbench.translation_tables import SPLIT
@@ -200,7 +201,7 @@ def _load_hub(source: str, target: str, data: DataConfig) -> TaskData:
                 raise UserError(f"{HUB}/{config}, {name}, row {number}: a side is empty, and the pair is scored: state "
                                 "another data.revision")
         splits[name] = Rows(texts=texts, labels=[])
-        notes[name] = f"{HUB} at {commit}" + (f", {gone} pairs with an empty side left out" if gone else "")
+        notes[name] = f"{HUB} at {commit}" + (f", {counted(gone, 'pair')} with an empty side left out" if gone else "")
     return TaskData(splits=capped(splits, notes, data), scored=("test",), notes=notes)
 
 

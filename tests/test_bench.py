@@ -47,7 +47,7 @@ def test_what_breaks_is_said_and_the_others_are_measured(table: pd.DataFrame) ->
     cell = table[(table["encoding"] == "learned:max_length=8") & (table["length"] == 16)].iloc[0]
     assert math.isnan(cell["step_seconds"]) and "8" in cell["reason"]
     shown = bench.document(table, SMALL)
-    assert any("learned:max_length=8 at 16 tokens" in text for text in shown.warnings)
+    assert any("learned:max_length=8 at length 16" in text for text in shown.warnings)
     first = shown.parts[0]
     assert dict(zip([row[0] for row in first.rows], [row[2] for row in first.rows], strict=True))[
         "learned:max_length=8"] == "-"

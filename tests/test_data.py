@@ -62,8 +62,8 @@ def test_columns_by_name_whatever_their_order_and_by_index_without_header(tmp_pa
 
 
 @pytest.mark.parametrize(("content", "told"), [
-    ("sentence\tlabel\ngood\t1\nbad\n", "row 3: 1 columns, row 1 has 2"),
-    ("sentence\tlabel\ngood\t1\n\nlast\t1\n", "row 3: 1 columns"),
+    ("sentence\tlabel\ngood\t1\nbad\n", "row 3: 1 column, row 1 has 2"),
+    ("sentence\tlabel\ngood\t1\n\nlast\t1\n", "row 3: 1 column"),
     ("sentence\tlabel\na\tb\t1\n", "row 2: 3 columns"),
     ("sentence\tgold\na\t1\n", "row 1: no column 'label', only sentence, gold"),
     (b"sentence\tlabel\ngood\t1\nb\xe4d\t0\n", "row 3: not UTF-8 (byte 0xe4)"),

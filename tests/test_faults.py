@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 import errno
 import fcntl
 import io
@@ -11,18 +12,20 @@ import random
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from posbench import quarantine, studying
-from posbench.config import StudyConfig
-from posbench.errors import StorageError
+from posbench.config import StudyConfig, TrainConfig
+from posbench.errors import StorageError, Terminated
 from posbench.execute import Here
-from posbench.store import MANIFEST, Store
+from posbench.store import MANIFEST, Record, Store
 from posbench.study import Plan, from_preset, plan
+from posbench.trial import Trial
+from tests.torture import calm_text
 
 SEARCH = {"trials": 2, "space": {"train.learning_rate": {"low": 1e-3, "high": 4e-3, "log": True}}}
 TRIALS = 6
@@ -146,7 +149,8 @@ def test_whichever_operation_of_a_study_fails_the_same_call_completes_it(
         assert not call(small, home, monkeypatch), told
         assert len(list(store.root.glob(f"*/*/{MANIFEST}"))) == TRIALS
         for name in TABLES:
-            assert (home / "study" / name).read_bytes() == (calm / "study" / name).read_bytes(), f"{name} {told}"
+            texts = [calm_text(name, (folder / "study" / name).read_text()) for folder in (home, calm)]
+            assert texts[0] == texts[1], f"{name} {told}"
         assert [left for left in leftovers(home) if left.startswith("trials")] == [], told
         shutil.rmtree(home)
     (trial,) = list((calm / "trials").glob("*/*/record.json"))[:1]
@@ -159,3 +163,38 @@ def test_whichever_operation_of_a_study_fails_the_same_call_completes_it(
     assert not call(small, calm, monkeypatch)
     assert leftovers(calm) == ["study/.scoreboard.md.new.tmp"]
     capsys.readouterr()
+
+
+class Stopped(Here):
+    """Ends in the way that it is told to, after so many records."""
+
+    def __init__(self, store: Store, ending: BaseException | None) -> None:
+        super().__init__(store)
+        self.ending, self.calls, self.closed = ending, 0, 0
+
+    def results(self, trials: Sequence[Trial]) -> Generator[Record]:
+        self.calls += 1
+        for record in super().results(trials):
+            yield record
+            if self.ending:
+                raise self.ending
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+@pytest.mark.parametrize("ending", [None, StorageError("full"), KeyboardInterrupt(), Terminated(143)], ids=repr)
+def test_an_executor_serves_a_whole_study_and_is_closed_however_it_ends(
+    small: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: BaseException | None
+) -> None:
+    monkeypatch.setenv("POSBENCH_HOME", str(tmp_path))
+    made: list[Stopped] = []
+
+    def place(train: TrainConfig) -> Stopped:
+        made.append(Stopped(Store(tmp_path / "trials"), ending))
+        return made[-1]
+
+    with pytest.raises(type(ending)) if ending else contextlib.nullcontext():
+        studying._run(small, tmp_path / "study", place, "none")
+    (own,) = made
+    assert own.closed == 1 and own.calls == (1 if ending else 2), "the search's points, and then what reports"

@@ -80,7 +80,7 @@ def test_mnlis_two_dev_sets_stay_apart_and_rows_without_gold_are_counted(tmp_pat
     assert data.scored == ("validation_matched", "validation_mismatched") == SUITE.tasks["mnli"].evaluations
     assert [len(data.splits[name].texts) for name in data.scored] == [9, 6]
     assert data.selection == "validation_matched"
-    assert "1 rows without an agreed label" in data.notes["validation_matched"]
+    assert "1 row without an agreed label" in data.notes["validation_matched"]
     # The label is found by its name, whatever its index in another loader.
     assert data.splits["validation_matched"].labels == [0.0] * 3 + [1.0] * 3 + [2.0] * 3
 
@@ -123,8 +123,8 @@ def test_qqps_known_broken_rows_are_left_out_and_counted(tmp_path):
     write(tmp_path, "qqp", more="1\t2\t3\thalf a row\n1\t2\t3\t\tno first question?\t0\n")
     data = load(tmp_path, "qqp")
     assert sum(len(rows.texts) for rows in data.splits.values()) == 40
-    assert "1 rows without a text left out" in data.notes["train"]
-    assert "1 rows without all columns left out" in data.notes["train"]
+    assert "1 row without a text left out" in data.notes["train"]
+    assert "1 row without all columns left out" in data.notes["train"]
 
 
 def test_a_missing_task_is_of_its_own_kind_and_names_what_was_looked_for(tmp_path):

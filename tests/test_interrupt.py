@@ -146,6 +146,8 @@ def test_a_study_that_is_stopped_leaves_checkpoints_and_goes_on_from_them(
     assert not list(home.rglob("*.tmp"))
     again = posbench(home, *arguments)
     assert again.returncode == 0, again.stderr
+    assert (f"{len(found)} of 2 trials went on from a checkpoint (on CPU bitwise the same)"
+            in " ".join(again.stdout.split()))
     from posbench.store import Store
 
     store = Store(home / "trials")

@@ -8,17 +8,17 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from posbench.execute import run_and_keep
 from posbench.store import Store
-from posbench.workers import Processes
 from tests.test_runner import trial
-from tests.test_workers import ends, wild
+from tests.test_workers import ends, results, wild
 
-pytest.importorskip("ray", reason="Ray is not installed: pip install 'posbench[ray]'")
+ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'posbench[ray]'")
 ROOT = Path(__file__).resolve().parents[1]
 CLOCKS = {"seconds", "step_seconds", "began", "ended"}
 
@@ -36,7 +36,9 @@ def timeless(content: bytes) -> dict:
     return {name: value for name, value in {**plain.pop("facts"), **plain}.items() if name not in CLOCKS}
 
 
-def test_a_cluster_gives_the_bytes_of_one_and_of_two_processes(tmp_path: Path) -> None:
+def test_a_cluster_gives_the_bytes_of_one_and_of_two_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Weights are compared by the outputs for every scored row, which are theirs alone."""
     from posbench.ray_cluster import RayCluster
 
@@ -50,9 +52,14 @@ def test_a_cluster_gives_the_bytes_of_one_and_of_two_processes(tmp_path: Path) -
     stores = {name: Store(tmp_path / name) for name in ("here", "processes", "ray")}
     for one in trials:
         run_and_keep(one, stores["here"])
-    list(Processes(stores["processes"], 2).results(trials))
-    cluster = RayCluster(stores["ray"], 1, gpus=0, jobs=2, timeout=300)
-    records = {record.fingerprint: record for record in cluster.results([killed, *trials])}
+    results(stores["processes"], 2, trials)
+    connected, start = [], ray.init
+    monkeypatch.setattr(ray, "init", lambda *given, **named: [connected.append(given), start(*given, **named)][1])
+    with closing(RayCluster(stores["ray"], 1, gpus=0, jobs=2, timeout=300)) as cluster:
+        records = {record.fingerprint: record for some in ([killed, *trials[:2]], trials[2:], [])
+                   for record in cluster.results(some)}
+        assert len(connected) == 1 and ray.is_initialized(), "rounds of a search share a connection"
+    assert not ray.is_initialized()
     for one in trials:
         assert records[one.fingerprint].status in ("done", "degenerate"), records[one.fingerprint].reason
         files = {name: store.files(one.fingerprint) for name, store in stores.items()}
@@ -69,7 +76,8 @@ def test_a_trial_that_hangs_on_a_cluster_has_failed(tmp_path: Path) -> None:
     from posbench.ray_cluster import RayCluster
 
     hangs = trial(wild(tmp_path, "hangs", "time.sleep(600)"))
-    (record,) = RayCluster(Store(tmp_path / "ray"), 1, gpus=0, jobs=1, timeout=10).results([hangs])
+    with closing(RayCluster(Store(tmp_path / "ray"), 1, gpus=0, jobs=1, timeout=10)) as cluster:
+        (record,) = cluster.results([hangs])
     assert (record.status, record.reason) == ("failed", "timeout: no end after 10 s")
 
 

@@ -163,7 +163,7 @@ def test_degenerate_cells_are_marked_and_explained(tmp_path):
     rows[0].update(value=0.0, status="degenerate", reason="one class")
     document = REPORT.document(study(results.frame(rows), tmp_path))
     assert cell(document, "Quality", "learned", "cola").startswith("†")
-    assert cell(document, "Trials that are not done", "learned", "reason") == "one class"
+    assert cell(document, "Trials with another status than done", "learned", "reason") == "one class"
     # Words stand to the left under their heading, in the page as in the other forms.
     page = document.html(defaultdict(bytes))
     assert '<td class="left">one class</td>' in page and '<th scope="col" class="left">reason</th>' in page

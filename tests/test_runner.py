@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 import time
 from pathlib import Path
 
@@ -238,8 +239,8 @@ def test_a_revision_with_other_rows_is_another_trial_and_one_with_the_same_rows_
 
 
 @pytest.mark.parametrize(("split", "labels", "told"), [
-    ("train", [], "the split 'train' is empty"), ("train", [1, 1, 1], "all 3 labels of the split 'train' are equal"),
-    ("test", [0, 0], "all 2 labels of the split 'test' are equal"),
+    ("train", [], "the split 'train' is empty"), ("train", [1, 1, 1], "the split 'train' has one label alone (3 rows)"),
+    ("test", [0, 0], "the split 'test' has one label alone (2 rows)"),
 ])
 def test_rows_that_nothing_can_be_learned_from_are_refused_before_training(
     monkeypatch: pytest.MonkeyPatch, split: str, labels: list[int], told: str
@@ -249,7 +250,7 @@ def test_rows_that_nothing_can_be_learned_from_are_refused_before_training(
     few = dataclasses.replace(whole.splits[split], texts=whole.splits[split].texts[: len(labels)], labels=labels)
     changed = dataclasses.replace(whole, splits={**whole.splits, split: few})
     monkeypatch.setattr(type(load_suite("glue")), "load", lambda self, task, data: changed)
-    with pytest.raises(UserError, match=told):
+    with pytest.raises(UserError, match=re.escape(told)):
         load_rows.__wrapped__("glue", "rte", data)
 
 

@@ -7,6 +7,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 from scipy.stats import qmc
 
-from posbench import tuning
+from posbench import tuning, workers
 from posbench.chain import Chain, configured
 from posbench.config import StudyConfig, build, override, to_plain
 from posbench.errors import UserError
@@ -24,6 +25,7 @@ from posbench.search import Proposals
 from posbench.space import Point, RangeConfig, SearchConfig, Space
 from posbench.store import Record, Store
 from posbench.study import Plan, from_preset, known, plan
+from posbench.study import run as run_study
 from posbench.suite import TaskData
 from posbench.track import Tracker
 from posbench.trial import Trial, load_rows, resolve
@@ -85,6 +87,9 @@ class Faked:
             record = record_of(trial, self.courses)
             self.store.keep(record, {})
             yield record
+
+    def close(self) -> None:
+        pass
 
 
 @pytest.fixture
@@ -322,8 +327,6 @@ def test_a_study_without_a_search_has_the_trials_that_it_had() -> None:
 
 
 def test_open_cells_have_no_result_until_something_is_chosen(tuned: Any, tmp_path: Path) -> None:
-    from posbench.study import run as run_study
-
     wanted = study()
     for trial in plan(override(wanted, {"search": None})).trials:
         Store(tmp_path).keep(record_of(trial, peak), {})
@@ -337,8 +340,11 @@ def test_open_cells_have_no_result_until_something_is_chosen(tuned: Any, tmp_pat
 
 def real(wanted: StudyConfig, root: Path, jobs: int = 1) -> Plan:
     store = Store(root)
-    place = Here(store) if jobs == 1 else Processes(store, jobs)
-    return tuning.tune(plan(wanted), store, executor=place, tracker=Tracker(), watch=lambda *told: None)
+    with closing(Here(store) if jobs == 1 else Processes(store, jobs)) as place:
+        common: dict[str, Any] = {"executor": place, "tracker": Tracker(), "watch": lambda *told: None}
+        whole = tuning.tune(plan(wanted), store, **common)
+        assert run_study(whole, store, **common).keys() == {trial.fingerprint for trial in whole.trials}
+        return whole
 
 
 def test_a_rate_of_a_million_diverges_and_is_not_chosen(tmp_path: Path) -> None:
@@ -350,15 +356,25 @@ def test_a_rate_of_a_million_diverges_and_is_not_chosen(tmp_path: Path) -> None:
     assert {entry for *_, entry in settings(whole)} == {1e-3}
 
 
-def test_the_number_of_jobs_changes_nothing(tmp_path: Path) -> None:
+def test_the_number_of_jobs_changes_nothing_and_no_round_of_a_search_starts_workers_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started, rounds, start, results = [], [], workers._Worker.__init__, Processes.results
+    monkeypatch.setattr(workers._Worker, "__init__", lambda own, *given: [started.append(own), start(own, *given)][1])
+    monkeypatch.setattr(Processes, "results", lambda own, trials: [rounds.append(trials), results(own, trials)][1])
     wanted = study(pruning="median", trials=4, startup=2)
     one, two = real(wanted, tmp_path / "1"), real(wanted, tmp_path / "2", jobs=2)
+    assert len(rounds) > 3 and len(started) == 2
+    assert not any(worker.process.is_alive() for worker in started)
     assert settings(one) == settings(two)
     assert [trial.fingerprint for trial in one.tuning] == [trial.fingerprint for trial in two.tuning]
     assert one.tuned is not None and two.tuned is not None
     for print_, record in one.tuned.records.items():
         other = two.tuned.records[print_]
         assert (record.rows, record.curves, record.status) == (other.rows, other.curves, other.status)
+    reported = [[(record.rows, record.curves) for record in known(whole, Store(tmp_path / name)).values()]
+                for name, whole in (("1", one), ("2", two))]
+    assert len(reported[0]) == 4 and reported[0] == reported[1]
 
 
 def test_the_reported_split_is_never_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,6 +38,7 @@ def posbench(home: Path, *arguments: str, **environment: str) -> subprocess.Comp
         text=True,
         cwd=ROOT,
         env={**os.environ, "POSBENCH_HOME": str(home), "COLUMNS": "160", **environment},
+        timeout=300,
     )
 
 
@@ -213,6 +214,72 @@ def test_a_failed_trial_is_shown_and_the_exit_code_is_1(tmp_path: Path) -> None:
     assert "failed" in run.stdout and "out of luck" in run.stderr and "Traceback" not in run.stderr
     again = posbench(tmp_path / "home", *arguments)
     assert again.returncode == 1 and "RuntimeError: out of luck" in again.stdout
+
+
+@pytest.mark.slow
+def test_a_trial_that_hangs_fails_at_its_time_and_the_others_run(tmp_path: Path) -> None:
+    """It hangs in batches of training, which are larger than those of the contract, and so would its cost."""
+    hangs = tmp_path / "hangs.py"
+    hangs.write_text(
+        '"""hangs: in training alone."""\n'
+        "import time\nfrom posbench.encoding import Encoding, Paper, Properties\nclass Hangs(Encoding):\n    'd'\n"
+        "    paper = Paper(title='t', arxiv='2305.19466', equations='none')\n"
+        "    properties = Properties(permutation=True, reversal=True, shift=True)\n"
+        "    def embed(self, x, at):\n"
+        "        if x.shape[0] > 16:\n            time.sleep(600)\n        return x\n"
+        "ENCODING = Hangs\n"
+    )
+    home = tmp_path / "home"
+    began = time.time()
+    run = posbench(home, "study", "glue", *TINY, "--tracker", "none", "--encodings", f"{hangs},nope", "--baseline",
+                   "nope", "--tasks", "cola", "--seeds", "1", "--timeout", "25", "--jobs", "2")
+    assert run.returncode == 1 and "Traceback" not in run.stderr, run.stderr
+    lines = run.stderr.splitlines()
+    (line,) = [line for line in lines if "hangs seed 0" in line]
+    assert "cola hangs seed 0: failed, timeout: no end after 25 s (2" in line
+    assert lines[-1] == "1 of 2 trials failed, the first: hangs, cola, seed 0: timeout: no end after 25 s"
+    listed = run.stdout.partition("Trials with another status than done")[2]
+    assert "hangs cola 0 failed timeout: no end after 25 s" in " ".join(listed.split())
+    with (home / "glue-mini" / "tidy.csv").open(newline="") as file:
+        rows = {row["encoding"]: row for row in csv.DictReader(file) if row["primary"] == "True"}
+    assert rows["nope"]["status"] in ("done", "degenerate") and rows["hangs"]["status"] == "failed"
+    assert 25 <= float(rows["hangs"]["seconds"]) < 35
+    from posbench.store import Store
+
+    facts = Store(home / "trials").load(rows["hangs"]["fingerprint"]).facts
+    assert began < facts["began"] and 25 <= facts["ended"] - facts["began"] < 35
+
+
+def test_the_cost_of_an_encoding_whose_trials_all_failed_is_not_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that hung or crashed in its trials would do the same in the coordinator, which measures."""
+    from posbench import outcome
+    from posbench.execute import failed
+    from posbench.stopwatch import Stopwatch
+    from posbench.study import from_preset, plan
+
+    asked = []
+
+    def measure(known: dict, *rest: object, **more: object) -> list[dict]:
+        asked.append(list(known))
+        return [{"encoding": label, "flops": 1.0} for label in known]
+
+    monkeypatch.setattr(outcome.cost, "measure", measure)
+    whole = plan(from_preset("glue", "mini", {
+        "encodings": [{"name": "nope"}, {"name": "rope"}, {"name": "alibi"}], "tasks": ["cola"], "seeds": [0, 1],
+        "baseline": "nope"}))
+    records = {trial.fingerprint: failed(trial, status, "why", Stopwatch()) for trial, status in
+               zip(whole.trials, ("done", "failed", "failed", "done", "failed", "done"), strict=True)}
+    for _ in range(2):
+        rows = {row["encoding"]: row for row in outcome._costs(whole, records, tmp_path)}
+        assert (rows["nope"]["flops"], rows["alibi"]["flops"]) == (1.0, 1.0)
+        assert rows["rope"]["flops"] is None and rows["rope"]["reason"] == "all of its trials failed"
+    assert asked == [["nope", "alibi"]], "the second time it is known"
+    outcome._costs(whole, {}, tmp_path)
+    assert asked[1:] == [["nope", "rope", "alibi"]], "what has not run may be well"
+    broken = {trial.fingerprint: failed(trial, "failed", "why", Stopwatch()) for trial in whole.trials}
+    assert [row["flops"] for row in outcome._costs(whole, broken, tmp_path)] == [None] * 3 and len(asked) == 2
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

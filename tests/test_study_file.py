@@ -396,13 +396,40 @@ def test_status_counts_what_the_store_has_and_only_reads(home, file, monkeypatch
     counts = {line.split()[0]: line.split()[1] for line in out.splitlines() if len(line.split()) == 2}
     assert (counts["failed"], counts["diverged"], counts["refused"], counts["begun"]) == ("1", "1", "1", "1")
     assert int(counts["done"]) + int(counts["degenerate"]) == 4 and counts["missing"] == "2"
-    assert "10 trials: 2 encodings, 1 tasks, 5 seeds" in out
+    assert "10 trials: 2 encodings, 1 task, 5 seeds" in out
     code, folder, _ = run(monkeypatch, capsys, mine, "status", str(mine / "mine"))
     assert code == 0 and "planned     4 trials" in folder
     code, _, err = run(monkeypatch, capsys, mine, "status", str(mine))
     assert code == 2 and "is no study's" in err and "give one that `posbench study` wrote" in err
     code, out, _ = run(monkeypatch, capsys, tmp_path / "nothing", "status", str(file))
     assert code == 0 and "time left   an unknown time for 4 trials" in out
+
+
+SOUGHT = [
+    ("study", "gleu", "'gleu' is no suite and no study file, did you mean 'glue'?"),
+    ("study", "mein.yaml", "'mein.yaml' is no suite and no study file, did you mean 'mine.yaml'?"),
+    ("study", "out/mine", "'out/mine' is no suite and no study file, known: glue, lm, longtext, mine.yaml, "),
+    ("status", "gleu", "'gleu' is no suite, no study file and no folder of a study, did you mean 'glue'?"),
+    ("status", "out/mien", "'out/mien' is no suite, no study file and no folder of a study, did you mean 'out/mine'?"),
+    ("status", "out", "'out' is no suite, no study file and no folder of a study, "),
+    ("status", "x" * 300, "is no suite, no study file and no folder of a study, known: "),
+    ("status", "a/" + "x" * 300, "is no suite, no study file and no folder of a study, known: "),
+    ("status", "nul\0byte", "is no suite, no study file and no folder of a study"),
+    ("status", "", "'' is no suite, no study file and no folder of a study, known: "),
+]
+
+
+@pytest.mark.parametrize(("command", "name", "told"), SOUGHT, ids=lambda text: ascii(text)[:24])
+def test_a_name_that_is_nothing_is_told_with_what_was_looked_for_and_what_is_near(
+    command: str, name: str, told: str, tmp_path, monkeypatch, capsys
+) -> None:
+    (tmp_path / "mine.yaml").write_text(SMALL)
+    (tmp_path / "out" / "mine").mkdir(parents=True)
+    (tmp_path / "out" / "mine" / "study.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run(monkeypatch, capsys, tmp_path / "out", command, name)
+    assert code == 2 and not out and err.startswith("posbench: error: ") and err.count("\n") == 1
+    assert told in err
 
 
 def test_a_dry_run_is_right_and_writes_nothing(home, file, monkeypatch, capsys) -> None:

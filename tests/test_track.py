@@ -126,7 +126,7 @@ def test_json_lines_hold_a_trial_once_and_no_nan(tmp_path: Path) -> None:
 def test_json_lines_tell_what_they_could_not_write(tmp_path: Path) -> None:
     tracker = JsonLines(tmp_path)
     tracker.trial(record(), {})
-    assert "1 trials" in tracker.end()
+    assert "1 trial could" in tracker.end()
 
 
 def test_a_line_that_a_full_disk_cut_off_is_told_and_spoils_no_other(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_a_line_that_a_full_disk_cut_off_is_told_and_spoils_no_other(tmp_path: P
     code = ("import resource, sys; from pathlib import Path; from tests.test_track import *\n"
             "lines = JsonLines(Path(sys.argv[1])); lines.begin(STUDY, ''); lines.trial(record(), {})\n"
             "size = lines.path.stat().st_size + 50; resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))\n"
-            "lines.trial(record(seed=1), {}); assert '1 trials' in lines.end(), lines.end()")
+            "lines.trial(record(seed=1), {}); assert '1 trial could' in lines.end(), lines.end()")
     subprocess.run([sys.executable, "-c", code, str(path)], cwd=Path(__file__).parents[1], check=True, timeout=120)
     lines = JsonLines(path)
     lines.begin(STUDY, "")

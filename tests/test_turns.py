@@ -33,6 +33,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from posbench.config import EncodingChoice, TrainConfig, TrialConfig
 from posbench.execute import failed
+from posbench.stopwatch import Stopwatch
 from posbench.store import Store
 from posbench.turns import Turns
 from dataclasses import replace
@@ -54,7 +55,7 @@ while turns:
         elif not turn.settled(store):
             os.write(events, f"{mine} begins {turn.fingerprint}\\n".encode())
             time.sleep(0.01)
-            store.keep(replace(failed(turn, "failed", "no luck"), seconds=float(mine)), {})
+            store.keep(replace(failed(turn, "failed", "no luck", Stopwatch()), seconds=float(mine)), {})
             os.write(events, f"{mine} ends {turn.fingerprint}\\n".encode())
 """
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,11 @@ def wild(folder: Path, name: str, behaviour: str) -> str:
     return str(path)
 
 
+def results(store: Store, jobs: int, trials: list[Trial], timeout: float | None = None) -> list[Record]:
+    with closing(Processes(store, jobs, timeout)) as place:
+        return list(place.results(trials))
+
+
 def runs(pid: int) -> bool:
     """Whether the process is there and no zombie that its new parent has not yet collected."""
     try:
@@ -71,7 +77,7 @@ def test_each_wild_trial_fails_alone_with_its_reason_and_its_last_words(tmp_path
     siblings = [trial("nope"), trial("rope"), trial("nope", seed=1)]
     store = Store(tmp_path / "store")
     records = {record.fingerprint: record
-               for record in Processes(store, 2).results([*trials.values(), *siblings])}
+               for record in results(store, 2, [*trials.values(), *siblings])}
     for name, (_, reason) in told.items():
         record = records[trials[name].fingerprint]
         assert record.status == "failed" and reason in record.reason, name
@@ -88,14 +94,14 @@ def test_each_wild_trial_fails_alone_with_its_reason_and_its_last_words(tmp_path
 
 def test_what_a_failure_changed_in_its_process_reaches_no_other_trial(tmp_path: Path) -> None:
     fails = trial(wild(tmp_path, "fails", "torch.set_default_dtype(torch.float64); 1 / 0"))
-    first, second = Processes(Store(tmp_path / "store"), 1).results([fails, trial("rope")])
+    first, second = results(Store(tmp_path / "store"), 1, [fails, trial("rope")])
     assert first.status == "failed" and "ZeroDivisionError" in first.reason
     assert measured(second) == measured(run_and_keep(trial("rope"), Store(tmp_path / "alone")))
 
 
 def test_a_worker_that_never_begins_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "START_SECONDS", 0.01)
-    (record,) = Processes(Store(tmp_path), 1).results([trial("nope")])
+    (record,) = results(Store(tmp_path), 1, [trial("nope")])
     assert record.status == "failed" and record.reason == "timeout: no end after 0.01 s"
 
 
@@ -111,12 +117,28 @@ def test_a_hang_ends_at_its_time_with_all_that_it_started_and_the_next_trial_goe
             "    for number in range(1000):\n        print(number)\n    time.sleep(600)\n"
             + PLUGIN.format(behaviour="pass"))
     hanging = [trial(str(tmp_path / f"{name}.py")) for name in ("hangs", "late")]
-    records: list[Record] = list(Processes(Store(tmp_path / "store"), 1, timeout=2).results(hanging))
+    began = time.time()
+    records = results(Store(tmp_path / "store"), 1, hanging, timeout=2)
     for record, name in zip(records, ("hangs", "late"), strict=True):
         assert record.status == "failed" and record.reason == "timeout: no end after 2 s"
         assert record.facts["log"] == [str(number) for number in range(940, 1000)]
         assert ends(int((tmp_path / name).read_text()))
+        assert 2 <= record.seconds < 60 and began <= record.facts["began"] <= record.facts["ended"] - 2
     assert capfd.readouterr() == ("", "")
+
+
+def test_workers_whose_results_nobody_waits_for_end_and_idle_ones_serve_the_next_call(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    long = trial("nope", **{"train.steps": "1000000"})
+    with closing(Processes(store, 2)) as place:
+        with closing(place.results([trial("nope"), long])) as running:
+            assert next(running).config["train"]["steps"] != 1000000
+            pids = {worker.process.pid for worker in place.workers}
+        (idle,) = place.workers
+        assert not store.held(long.fingerprint) and all(runs(pid) == (pid == idle.process.pid) for pid in pids if pid)
+        (record,) = place.results([trial("rope")])
+        assert record.status in ("done", "degenerate") and place.workers == [idle]
+    assert not place.workers and not idle.process.is_alive()
 
 
 @pytest.mark.parametrize("kills", [1, 2])
@@ -125,7 +147,7 @@ def test_a_worker_that_is_killed_is_replaced_once(tmp_path: Path, kills: int) ->
     killed = trial(wild(tmp_path, "killed", f"if not Path({note!r}).exists() or os.stat({note!r}).st_size < {kills}: "
                         f"open({note!r}, 'ab').write(b'x'); os.kill(os.getpid(), signal.SIGKILL)"))
     store = Store(tmp_path / "store")
-    (record,) = Processes(store, 2).results([killed])
+    (record,) = results(store, 2, [killed])
     assert record.facts["lost"] == ["signal 9 (SIGKILL)"]
     assert store.load(killed.fingerprint) == record
     if kills == 1:
@@ -142,7 +164,7 @@ def test_what_a_dead_worker_left_behind_holds_nothing_up(tmp_path: Path) -> None
     """A forked child keeps every pipe of the worker open, so that no end of file ever comes."""
     forks = trial(wild(tmp_path, "forks", "pid = os.fork(); (time.sleep(600) if pid == 0 else os._exit(4))"))
     began = time.monotonic()
-    (record,) = Processes(Store(tmp_path / "store"), 1).results([forks])
+    (record,) = results(Store(tmp_path / "store"), 1, [forks])
     assert "exit code 4" in record.reason and time.monotonic() - began < 60
 
 
@@ -182,7 +204,7 @@ def test_a_worker_of_other_code_refuses_the_trial(tmp_path: Path) -> None:
     before = trial(path)
     Path(path).write_text(Path(path).read_text() + "\n# changed\n")
     store = Store(tmp_path / "store")
-    (record,) = Processes(store, 1).results([before])
+    (record,) = results(store, 1, [before])
     assert record.status == "failed" and "changed while the study ran" in record.reason
     assert store.load(before.fingerprint) == record
 
