@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import ipaddress
 import os
+import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +28,34 @@ def no_network() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(socket.socket, "connect", connect)
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def signals_as_in_a_terminal() -> Iterator[None]:
+    """Shells start what runs in the background without Ctrl-C; programs under test inherit that."""
+    before = signal.getsignal(signal.SIGINT)
+    if before == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture(scope="session")
+def proofs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of proofs that all test processes share: proving an encoding takes seconds, and is tested elsewhere."""
+    own = tmp_path_factory.getbasetemp()
+    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "proofs"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+@pytest.fixture
+def proved(tmp_path: Path, proofs: Path) -> Path:
+    """An empty folder for results in which what other tests have proved is proved."""
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "proofs").symlink_to(proofs)
+    return home
 
 
 def near(host: str) -> bool:

@@ -44,7 +44,7 @@ def study(home: Path, processes: int, *arguments: str) -> list[Record]:
     "arguments",
     [
         # Nine rows are five and four: a mean of the two means would be another number.
-        ("glue", "--tasks", "rte,stsb", "--set", "train.batch_size=9"),
+        ("glue", "--tasks", "stsb", "--set", "train.batch_size=9"),
         pytest.param(("longtext", "--tasks", "reverse", "--set", "train.batch_size=9", "--set", "evaluation.variants="),
                      marks=pytest.mark.slow),
         pytest.param(("translation", "--set", "train.batch_tokens=64", "--set", "data.max_length=16", "--set",
@@ -53,7 +53,10 @@ def study(home: Path, processes: int, *arguments: str) -> list[Record]:
     ],
     ids=lambda arguments: arguments[0],
 )
-def test_two_processes_have_the_losses_of_one(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+def test_two_processes_have_the_losses_of_one(tmp_path: Path, proofs: Path, arguments: tuple[str, ...]) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "proofs").symlink_to(proofs)
     one, two = study(tmp_path / "one", 1, *arguments), study(tmp_path / "two", 2, *arguments)
     assert [record.fingerprint for record in one] == [record.fingerprint for record in two] and len(one) >= 2
     for single, double in zip(one, two, strict=True):

@@ -118,9 +118,9 @@ if __name__ == "__main__":
     pytest.param(signal.SIGINT, 130, "2", True, marks=pytest.mark.slow),
 ])
 def test_a_study_that_is_stopped_leaves_checkpoints_and_goes_on_from_them(
-    tmp_path: Path, number: int, code: int, jobs: str, group: bool
+    tmp_path: Path, proved: Path, number: int, code: int, jobs: str, group: bool
 ) -> None:
-    home, script = tmp_path / "home", tmp_path / "slow.py"
+    home, script = proved, tmp_path / "slow.py"
     marker = script.with_suffix(".marker")
     script.write_text(SLOW)
     arguments = ["study", "glue", *TINY, "--encodings", "rope,nope", "--baseline", "nope", "--tasks", "cola", "--seeds",

@@ -64,9 +64,10 @@ def _members(session: int) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+def done(tmp_path_factory: pytest.TempPathFactory, proofs: Path) -> tuple[Path, subprocess.CompletedProcess[str]]:
     home = tmp_path_factory.mktemp("home")
-    return home, posbench(home, "study", "glue", *TINY, *GRID)
+    (home / "proofs").symlink_to(proofs)
+    return home, posbench(home, "study", "glue", *TINY, *GRID, "--jobs", "1")
 
 
 def test_a_study_prints_its_table_and_writes_every_form(done: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
@@ -107,7 +108,7 @@ def test_a_second_call_runs_nothing_and_writes_the_same_bytes(
 
 def test_a_study_grows_and_shares_its_trials(done: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
     home, _ = done
-    grown = posbench(home, "study", "glue", *TINY, *GRID[:-4], "--seeds", "0,1,2", "--tracker", "none")
+    grown = posbench(home, "study", "glue", *TINY, *GRID[:-4], "--seeds", "0,1,2", "--tracker", "none", "--jobs", "1")
     assert grown.returncode == 0, grown.stderr
     assert "18 of 27 trials are in the store already" in grown.stderr
     report = posbench(home, "report", str(home / "glue-mini"))
@@ -172,7 +173,7 @@ def test_a_plugin_that_fails_its_contract_is_refused_before_anything_runs(tmp_pa
 
 
 def test_a_folder_of_another_study_or_of_none_is_left_alone(
-    done: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path
+    done: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path, proved: Path
 ) -> None:
     home, _ = done
     other = posbench(home, "study", "glue", *GRID, *TINY, "--set", "train.steps=5")
@@ -180,12 +181,12 @@ def test_a_folder_of_another_study_or_of_none_is_left_alone(
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "thesis.txt").write_text("precious")
-    taken = posbench(tmp_path / "home", "study", "glue", *GRID, *TINY, "--out", str(mine))
+    taken = posbench(proved, "study", "glue", *GRID, *TINY, "--out", str(mine))
     assert taken.returncode == 2 and "holds something that is no study" in taken.stderr
     assert [file.name for file in mine.iterdir()] == ["thesis.txt"]
 
 
-def test_a_failed_trial_is_shown_and_the_exit_code_is_1(tmp_path: Path) -> None:
+def test_a_failed_trial_is_shown_and_the_exit_code_is_1(tmp_path: Path, proved: Path) -> None:
     late = tmp_path / "late.py"
     late.write_text(
         '"""late: breaks in training alone."""\n'
@@ -208,11 +209,13 @@ def test_a_failed_trial_is_shown_and_the_exit_code_is_1(tmp_path: Path) -> None:
         "cola",
         "--seeds",
         "1",
+        "--jobs",
+        "1",
     ]
-    run = posbench(tmp_path / "home", *arguments)
+    run = posbench(proved, *arguments)
     assert run.returncode == 1, run.stderr
     assert "failed" in run.stdout and "out of luck" in run.stderr and "Traceback" not in run.stderr
-    again = posbench(tmp_path / "home", *arguments)
+    again = posbench(proved, *arguments)
     assert again.returncode == 1 and "RuntimeError: out of luck" in again.stdout
 
 
@@ -282,12 +285,13 @@ def test_the_cost_of_an_encoding_whose_trials_all_failed_is_not_measured(
     assert [row["flops"] for row in outcome._costs(whole, broken, tmp_path)] == [None] * 3 and len(asked) == 2
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [
+    (signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)])
 def test_an_interrupted_study_goes_on_where_it_stopped(
-    done: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path, number: int, code: int
+    done: tuple[Path, subprocess.CompletedProcess[str]], proved: Path, number: int, code: int
 ) -> None:
     """As Ctrl-C does it, the signal reaches the whole group; no worker is left, no trial is lost or run twice."""
-    home = tmp_path / "home"
+    home = proved
     process = subprocess.Popen(
         [sys.executable, "-m", "posbench", "study", "glue", *TINY, *GRID, "--jobs", "2"],
         cwd=ROOT,
@@ -374,8 +378,9 @@ BEHAVIOURS = {
 }
 
 
-@pytest.mark.parametrize("behaviour", BEHAVIOURS)
-def test_a_plugin_that_wants_to_leave_ends_its_own_trials_alone(tmp_path: Path, behaviour: str) -> None:
+@pytest.mark.parametrize("behaviour", [
+    "leaves", *(pytest.param(name, marks=pytest.mark.slow) for name in BEHAVIOURS if name != "leaves")])
+def test_a_plugin_that_wants_to_leave_ends_its_own_trials_alone(tmp_path: Path, proved: Path, behaviour: str) -> None:
     """Batches of training are larger than those of the contract, so that it breaks where the others train too."""
     plugin = tmp_path / f"{behaviour}.py"
     plugin.write_text(
@@ -388,7 +393,7 @@ def test_a_plugin_that_wants_to_leave_ends_its_own_trials_alone(tmp_path: Path, 
         "ENCODING = Plugin\n"
     )
     run = posbench(
-        tmp_path / "home",
+        proved,
         "study",
         "glue",
         *TINY,
@@ -405,7 +410,7 @@ def test_a_plugin_that_wants_to_leave_ends_its_own_trials_alone(tmp_path: Path, 
     )
     assert run.returncode == 1, run.stderr
     assert "Traceback" not in run.stderr
-    with (tmp_path / "home" / "glue-mini" / "tidy.csv").open(newline="") as file:
+    with (proved / "glue-mini" / "tidy.csv").open(newline="") as file:
         statuses = {row["encoding"]: row["status"] for row in csv.DictReader(file)}
     assert statuses[behaviour] == "failed" and statuses["nope"] in ("done", "degenerate")
 
@@ -413,22 +418,20 @@ def test_a_plugin_that_wants_to_leave_ends_its_own_trials_alone(tmp_path: Path, 
 @pytest.mark.parametrize("line", ["import sys; sys.exit(0)", "raise GeneratorExit", "1 / 0", "def"])
 def test_a_plugin_that_leaves_at_import_is_a_mistake_and_no_success(tmp_path: Path, line: str) -> None:
     (tmp_path / "gone.py").write_text(line)
-    for command in (
-        ["study", "glue", "--encodings", f"nope,{tmp_path / 'gone.py'}"],
-        ["check", str(tmp_path / "gone.py")],
-    ):
+    study = ["study", "glue", "--encodings", f"nope,{tmp_path / 'gone.py'}"]
+    for command in [study, ["check", str(tmp_path / "gone.py")]][: 2 if line == "1 / 0" else 1]:
         run = posbench(tmp_path / "home", *command)
         assert run.returncode == 2 and "gone.py cannot be imported" in run.stderr and run.stderr.count("\n") == 1
 
 
-def test_workers_end_with_a_coordinator_that_was_killed(tmp_path: Path) -> None:
+def test_workers_end_with_a_coordinator_that_was_killed(proved: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "posbench", "study", "glue", *TINY, *GRID, "--set", "train.steps=100000", "--jobs", "2"],
         cwd=ROOT,
         start_new_session=True,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        env={**os.environ, "POSBENCH_HOME": str(tmp_path)},
+        env={**os.environ, "POSBENCH_HOME": str(proved)},
     )
     time.sleep(12)
     process.kill()

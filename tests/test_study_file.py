@@ -337,8 +337,9 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory, file: Path) -> Path:
+def home(tmp_path_factory: pytest.TempPathFactory, file: Path, proofs: Path) -> Path:
     folder = tmp_path_factory.mktemp("home")
+    (folder / "proofs").symlink_to(proofs)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("POSBENCH_HOME", str(folder))
         patch.setattr(sys, "argv", ["posbench", "study", str(file), "--tracker", "none", "--jobs", "1"])
