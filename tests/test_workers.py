@@ -192,10 +192,11 @@ def test_an_allocator_without_memory_is_out_of_memory_and_the_batch_stays(
 def test_a_store_that_a_worker_cannot_write_ends_the_study_and_is_no_failure_of_a_trial(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workers.Pool, "_conclude", lambda *given, **facts: pytest.fail("charged to the trial"))
+    monkeypatch.setattr(Processes, "_conclude", lambda *given, **facts: pytest.fail("charged to the trial"))
     (tmp_path / "file").touch()
-    with pytest.raises(StorageError, match="Not a directory") as told:
-        list(Processes(Store(tmp_path / "file" / "trials"), 1).results([trial("nope")]))
+    with (closing(Processes(Store(tmp_path / "file" / "trials"), 1)) as place,
+          pytest.raises(StorageError, match="Not a directory") as told):
+        list(place.results([trial("nope")]))
     assert told.value.exit_code == 3 and "\n" not in str(told.value)
 
 
