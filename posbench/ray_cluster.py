@@ -143,18 +143,26 @@ class RayCluster:
 
     def _room(self) -> int:
         """Trials that fit the cluster at once."""
-        needs = {name: amount for name, amount in (("CPU", self.threads), ("GPU", self.gpus)) if amount}
         fits = 0
         for machine in ray.nodes():
             if machine["Alive"]:
                 has = machine["Resources"]
-                fits += min(math.floor(has.get(name, 0) / amount) for name, amount in needs.items())
+                fits += min(_rooms(has.get(name, 0), amount) for name, amount in self._needs().items())
         if not fits:
-            asked = " and ".join(f"{amount:g} {name}" for name, amount in needs.items())
+            asked = " and ".join(f"{amount:g} {name}" for name, amount in self._needs().items())
             raise UserError(
                 f"no machine of the Ray cluster has {asked} for a trial: change train.threads or --gpus-per-trial"
             )
         return min(fits, self.jobs) if self.jobs else fits
+
+    def _needs(self) -> dict[str, float]:
+        """What a trial takes of a machine, by Ray's names."""
+        return {name: amount for name, amount in (("CPU", self.threads), ("GPU", self.gpus)) if amount}
+
+
+def _rooms(there: float, amount: float) -> int:
+    """Trials that share what is there; a part of a GPU is a part of one, never the rests of two."""
+    return math.floor(there) * math.floor(1 / amount) if amount < 1 else math.floor(there / amount)
 
 
 @contextlib.contextmanager

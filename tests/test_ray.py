@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from contextlib import closing
 from pathlib import Path
@@ -88,6 +89,53 @@ def test_another_plugin_on_the_machine_is_told_and_no_cluster_is_a_mistake(tmp_p
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     with pytest.raises(UserError, match="no Ray cluster answers at RAY_ADDRESS="):
         list(ray_cluster.RayCluster(Store(tmp_path), 1, gpus=0, jobs=0, timeout=None).results([trial("nope")]))
+
+
+@pytest.mark.parametrize(("gpus", "jobs", "room"), [
+    (0, 0, 10), (1, 0, 4), (0.5, 0, 8), (0.4, 0, 8), (0.3, 0, 10), (0.25, 3, 3), (2, 0, 1), (4, 0, None)])
+def test_a_share_of_a_gpu_is_a_share_of_one(tmp_path: Path, monkeypatch, gpus: float, jobs: int, room: int) -> None:
+    """Two machines, three GPUs and one, eight cores and two; the third is gone."""
+    from posbench.errors import UserError
+    from posbench.ray_cluster import RayCluster
+
+    machines = [{"Alive": alive, "Resources": {"CPU": cores, "GPU": cards}}
+                for alive, cores, cards in ((True, 8.0, 3.0), (True, 2.0, 1.0), (False, 64.0, 8.0))]
+    monkeypatch.setattr(ray, "nodes", lambda: machines)
+    cluster = RayCluster(Store(tmp_path), 1, gpus=gpus, jobs=jobs, timeout=None)
+    if room is None:
+        with pytest.raises(UserError, match="has 1 CPU and 4 GPU for a trial"):
+            cluster._room()
+    else:
+        assert cluster._room() == room
+
+
+@pytest.mark.slow
+def test_two_trials_share_a_gpu(tmp_path: Path, monkeypatch) -> None:
+    """Ray believes what it is told of the machine; each trial waits for the other, which has to run beside it."""
+    from posbench.ray_cluster import RayCluster
+
+    pair = [trial(wild(tmp_path, name, f"note = Path({str(tmp_path)!r}) / '{name}'; "
+                                       "note.write_text(os.environ['CUDA_VISIBLE_DEVICES'])\n"
+                                       f"        while not (note.parent / '{other}').exists(): time.sleep(0.1)"))
+            for name, other in (("one", "two"), ("two", "one"))]
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # names of sockets are short
+        monkeypatch.setenv("RAY_TMPDIR", folder)
+        started = Path(folder, "ray", "ray_current_cluster")
+        head = subprocess.Popen(
+            [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--port=0", "--num-cpus=2",
+             "--num-gpus=1", "--include-dashboard=false", "--disable-usage-stats"],
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+        try:
+            until = time.monotonic() + 120
+            while not started.exists() and time.monotonic() < until:
+                time.sleep(0.2)
+            with closing(RayCluster(Store(tmp_path / "ray"), 1, gpus=0.5, jobs=0, timeout=120)) as cluster:
+                records = list(cluster.results(pair))
+        finally:
+            os.killpg(head.pid, signal.SIGKILL)
+            head.wait()
+    assert [record.status for record in records if record.status not in ("done", "degenerate")] == [], records
+    assert {(tmp_path / name).read_text() for name in ("one", "two")} == {"0"}
 
 
 def test_without_ray_it_is_one_line(tmp_path: Path) -> None:
