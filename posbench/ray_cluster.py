@@ -23,8 +23,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posbench.config import TrialConfig, to_plain
-from posbench.errors import StorageError, UserError, one_line
+from posbench.errors import StorageError, Terminated, UserError, one_line
 from posbench.execute import failed
+from posbench.interrupt import Deferred
 from posbench.stopwatch import Stopwatch
 from posbench.store import Record, Store, parsed
 from posbench.turns import POLL, Turn, Turns
@@ -94,10 +95,12 @@ class RayCluster:
         room = self._room()
         task = ray.remote(num_cpus=self.threads, num_gpus=self.gpus, max_retries=0)(_run_here)
         turns, found = Turns(self.store, trials), {trial.fingerprint: trial for trial in trials}
-        with contextlib.ExitStack() as everything:
+        # Within its calls Ray turns what a signal raises into an exit of its own: signals are heard between two.
+        with contextlib.ExitStack() as everything, Deferred() as signals:
             # Other coordinators see the locks that this process holds for what runs on other machines.
             under_way: dict[Any, tuple[Turn, contextlib.ExitStack, Stopwatch]] = {}
             while True:
+                signals.obey()
                 while len(under_way) < room and (turn := turns.next()):
                     held = everything.enter_context(contextlib.ExitStack())
                     if not held.enter_context(self.store.claim(turn.fingerprint)):
@@ -194,6 +197,10 @@ def _connected() -> Iterator[None]:
                 ray.init(address="local", _temp_dir=folder, **small, **quiet)
             except RuntimeError as error:
                 raise StorageError(f"Ray does not start on this machine: {one_line(str(error), 300)}") from error
+        except SystemExit as stop:
+            if stop.code == signal.SIGTERM:
+                raise Terminated(128 + signal.SIGTERM) from None
+            raise
         finally:
             with contextlib.suppress(ValueError):  # a thread sets no signals
                 signal.signal(signal.SIGTERM, ours)

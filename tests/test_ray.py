@@ -164,7 +164,7 @@ def test_however_a_study_ends_no_process_stays(tmp_path: Path, number: signal.Si
     assert len(started) > 3
     process.send_signal(number)
     assert process.wait(60) == {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -9}[number]
-    assert all(ends(pid, 20) for pid in started)
+    assert all(ends(pid, 120) for pid in started), "Ray's own agents look for their parent once a minute"
 
 
 def descendants(pid: int) -> list[int]:

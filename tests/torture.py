@@ -54,6 +54,7 @@ INTERRUPTIONS = {
 TABLES = ("scoreboard.md", "scoreboard.txt", "scoreboard.tex", "scoreboard.html", "comparisons.csv", "search.csv",
           "expected_best.csv")
 WATCH_SECONDS = 0.005
+PHASES = ("starting", "searching", "training", "writing a checkpoint", "reporting")
 
 
 class Study:
@@ -183,15 +184,14 @@ def fresh(calm: Study, number: int) -> Study:
 
 
 def kill(study: Study, process: subprocess.Popen[bytes], draw: random.Random, whole: float) -> str | None:
-    """Kills the group at a random moment, or when a chosen phase is seen; None where the study was faster."""
-    target = draw.choice(("any", "any", "writing a checkpoint", "reporting"))
-    delay = draw.uniform(0, whole / 2) if target == "any" else draw.uniform(0, 2)
-    deadline = time.monotonic() + (delay if target == "any" else 2 * whole)
+    """Kills the group at a random moment, of all or of a chosen phase; None where the study ended before that."""
+    target = draw.choice(("any", *PHASES))
+    deadline = time.monotonic() + (draw.uniform(0, whole / 2) if target == "any" else 4 * whole)
     while process.poll() is None and time.monotonic() < deadline:
-        if target == "writing a checkpoint" and study.phase() == target:
-            break
-        if target == "reporting" and study.phase() == target:
-            deadline, target = min(deadline, time.monotonic() + delay), "any"
+        if study.phase() == target:
+            if target == "writing a checkpoint":  # which is over in milliseconds
+                break
+            deadline, target = min(deadline, time.monotonic() + draw.uniform(0, 2)), "any"
         time.sleep(WATCH_SECONDS)
     if process.poll() is not None:
         return None
