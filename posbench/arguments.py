@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -68,6 +69,21 @@ def assignment(text: str) -> tuple[str, str | None]:
             "train.steps=100, and alpha"
         )
     return name, None if value == "none" else value
+
+
+def assignments(texts: Sequence[str] | None) -> dict[str, Any]:
+    """Settings of --set by name, each given once."""
+    from posbench.settings import both_given, told_both
+
+    found: dict[str, Any] = {}
+    for text in texts or ():
+        name, value = assignment(text)
+        if name in found:
+            raise UserError(f"--set {name} is given twice: give it once")
+        found[name] = value
+    if both := both_given(found):
+        raise UserError(f"--set: {told_both(*both)}")
+    return found
 
 
 def path_of(path: str | Path, option: str) -> Path:

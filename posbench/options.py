@@ -67,4 +67,5 @@ def _converted(plugin_name: str, name: str, given: Scalar, kind: Any) -> Any:
     try:
         return TypeAdapter(kind).validate_python(given)
     except ValidationError as error:
-        raise UserError(f"encoding '{plugin_name}': {name} = {shown(given)}, but it {said(error.errors()[0])}") from None
+        told = said(error.errors()[0])
+        raise UserError(f"encoding '{plugin_name}': {name} = {shown(given)}, but it {told}") from None

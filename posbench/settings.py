@@ -128,6 +128,8 @@ def _within(owner: Any, part: str) -> Any:
 def override(settings: C, changes: Mapping[str, Any], *, where: str = "setting") -> C:
     """A copy with dotted names changed, such as {'train.steps': 100}."""
     plain = to_plain(settings)
+    if both := both_given(changes):
+        raise UserError(f"{where}: {told_both(*both)}")
     for name, value in changes.items():
         *parents, last = name.split(".")
         node = plain
@@ -138,10 +140,34 @@ def override(settings: C, changes: Mapping[str, Any], *, where: str = "setting")
         if last not in node:
             raise UserError(f"{where}: unknown setting '{name}', {nearest(last, node)}")
         node[last] = value
-        # Length of training has two units; stating one takes the other's place.
-        if name in ("train.steps", "train.epochs"):
-            node["epochs" if last == "steps" else "steps"] = None
+        if name in RIVALS and value is not None and name != "train.batch_tokens":
+            node[RIVALS[name].rpartition(".")[2]] = None
     return build(type(settings), plain, where=where)
+
+
+RIVALS = {"train.steps": "train.epochs", "train.epochs": "train.steps",
+          "train.batch_size": "train.batch_tokens", "train.batch_tokens": "train.batch_size"}
+"""Two units of one quantity: stating one takes the other's place."""
+
+
+def layered(*layers: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by dotted names of which later ones win, also over the other unit of what they state."""
+    whole: dict[str, Any] = {}
+    for layer in layers:
+        taken = {RIVALS[name] for name, value in layer.items() if name in RIVALS and value is not None}
+        whole = {name: value for name, value in whole.items() if name not in taken} | dict(layer)
+    return whole
+
+
+def both_given(changes: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Two settings of which one would be dropped in silence."""
+    return next(((name, rival) for name, rival in RIVALS.items()
+                 if changes.get(name) is not None and changes.get(rival) is not None), None)
+
+
+def told_both(first: str, second: str, place: str = "") -> str:
+    """What is said of them."""
+    return f"'{first}'{place} and '{second}' are both given, and only one of them can hold: leave one out"
 
 
 def to_plain(settings: Any) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from posbench import copying
-from posbench.arguments import assignment, executor_named, home, names, path_of, seed_numbers, tracker_named
+from posbench.arguments import assignments, executor_named, home, names, path_of, seed_numbers, tracker_named
 from posbench.console import Progress, say, short, terminal_width
 from posbench.errors import UserError
 from posbench.interrupt import KEPT
@@ -178,7 +178,7 @@ def _changes(
     from posbench.study_file import is_study_file
     from posbench.trial import load_suite
 
-    changes: dict[str, Any] = dict(assignment(text) for text in set_ or [])
+    changes = assignments(set_)
     if encodings:
         changes["encodings"] = [to_plain(EncodingChoice.parse(text)) for text in names(encodings, "encodings")]
     if tasks == "all":
@@ -191,12 +191,19 @@ def _changes(
         changes["seeds"] = seed_numbers(seeds)
     if baseline:
         changes["baseline"] = EncodingChoice.parse(baseline).label
-    if tokenizer:
-        changes["data.tokenizer"] = tokenizer
-    if data == "hub":
-        changes |= {"data.source": "hub", "data.revision": revision or None}
-    elif data:
-        changes |= {"data.source": "folder", "data.path": str(path_of(data, "--data"))}
+    if revision and data != "hub":
+        raise UserError(f"--revision {revision}: a commit on the hub, which --data hub alone reads: add that, or leave "
+                        "it out")
+    wanted: dict[str, dict[str, Any]] = {
+        "--tokenizer": {"data.tokenizer": tokenizer} if tokenizer else {},
+        "--revision": {"data.revision": revision} if revision else {},
+        "--data": {} if not data else {"data.source": "hub"} if data == "hub" else
+                  {"data.source": "folder", "data.path": str(path_of(data, "--data"))},
+    }
+    for option, settings in wanted.items():
+        if twice := changes.keys() & settings.keys():
+            raise UserError(f"{option} and --set {min(twice)} say the same thing: leave one out")
+        changes |= settings
     return changes
 
 
