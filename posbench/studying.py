@@ -95,6 +95,7 @@ def study(
         from posbench.forecast import forecast
 
         for config in wanted.values():
+            _prove_foreign(config)
             say(forecast(config, home() / "trials").text(width=terminal_width()))
         return
     # Every study is found to be sound before the first runs.
@@ -229,11 +230,17 @@ def _folder(name: str, out: str, *, several: bool) -> Path:
 def _planned(config: StudyConfig, skip_missing: bool) -> Plan:
     """All trials of a study; its own encodings are proved first, so that a failing one leaves nothing written."""
     from posbench import study as studies
+
+    _prove_foreign(config)
+    return studies.plan(config, skip_missing=skip_missing)
+
+
+def _prove_foreign(config: StudyConfig) -> None:
+    """Proves what is not posbench's own, in processes of its own."""
     from posbench.quarantine import prove
     from posbench.registry import ENCODINGS
 
     prove([choice for choice in config.encodings if not ENCODINGS.own(choice.name)])
-    return studies.plan(config, skip_missing=skip_missing)
 
 
 def _run(plan: Plan, folder: Path, where: Callable[..., Executor], tracker: str) -> bool:

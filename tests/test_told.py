@@ -41,3 +41,56 @@ def test_of_two_options_none_is_dropped_in_silence(name, command, tmp_path, monk
     code, _, err = run(monkeypatch, capsys, tmp_path, "bench", "nope", "--set", "model.width=32", "--set",
                        "model.width=64")
     assert code == 2 and "--set model.width is given twice: give it once" in err
+
+
+SMALL = ("--encodings", "nope,rope", "--tasks", "cola", "--seeds", "1", "--baseline", "nope", "--set", "model.width=16",
+         "--set", "model.heads=2", "--set", "model.layers=1", "--set", "model.feedforward=16", "--set", "train.steps=4",
+         "--set", "train.evaluations=1")
+REFUSED = {
+    "own of another": (
+        "search: {trials: 5, own: {shaw: {clip: {low: 2, high: 4}}}}", "search.own: 'shaw' is no encoding"),
+    "own that cannot be built": ("search: {trials: 5, own: {rope: {fraction: {low: 0.1, high: 1}}}}", "rope"),
+    "one and the same": ("encodings: [nope, rope, 'rope:base=10000']", "are one and the same: name one of them"),
+    "table ends": ("encodings: [nope, rope, 'learned:max_length=8']", "encoding 'learned' ends at 8 positions"),
+    "files": ("data: {source: folder, path: here, tokenizer: none.txt}", "none.txt"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_plan_and_a_standing_are_refused_where_the_run_is(name, tmp_path, monkeypatch, capsys) -> None:
+    said, told = REFUSED[name]
+    monkeypatch.chdir(tmp_path)
+    text = {"suite": "glue", "encodings": "[nope, rope]", "tasks": "[cola]", "seeds": "1", "baseline": "nope",
+            "model": "{width: 16, heads: 2, layers: 1, feedforward: 16}", "train": "{steps: 4, evaluations: 1}"}
+    key, _, value = said.partition(": ")
+    (tmp_path / "mine.yaml").write_text("".join(f"{name}: {own}\n" for name, own in {**text, key: value}.items()))
+    (tmp_path / "here" / "CoLA").mkdir(parents=True)
+    for part in ("train", "dev"):
+        (tmp_path / "here" / "CoLA" / f"{part}.tsv").write_text("".join(f"x\t{n % 2}\t\ta b {n}\n" for n in range(40)))
+    errors = set()
+    for command in (("study",), ("study", "--dry-run"), ("status",)):
+        code, out, err = run(monkeypatch, capsys, tmp_path / "home", command[0], "mine.yaml", *command[1:])
+        assert code == 2 and not out and told in err and not (tmp_path / "home").exists()
+        errors.add(err)
+    assert len(errors) == 1
+
+
+def test_a_plan_is_refused_with_every_plugin_that_fails(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    head = "from posbench.encoding import Encoding, Paper, Properties\n"
+    (tmp_path / "second.py").write_text(
+        f'"""second: changes nothing."""\nimport os\n{head}class Second(Encoding):\n    """Leaves."""\n'
+        "    paper = Paper(title='t', arxiv='2104.09864', equations='1')\n    properties = Properties()\n"
+        "    def embed(self, x, at):\n        os._exit(7)\nENCODING = Second\n")
+    (tmp_path / "third.py").write_text((tmp_path / "second.py").read_text().replace("Second", "Third"))
+    errors = set()
+    for more in ((), ("--dry-run",)):
+        code, out, err = run(monkeypatch, capsys, tmp_path / "home", "study", "glue", *SMALL, "--encodings",
+                             "nope,./second.py,./third.py", *more)
+        assert code == 2 and not out and err.count("\n") == 1 and not (tmp_path / "home").exists()
+        for name in ("second", "third"):
+            assert f"encoding '{name}' fails its contract in 1 check, the first: P0 the checks can be made" in err
+        assert "status 7" in err or "code 7" in err
+        assert ": the study is refused and nothing is trained: mend what fails, or leave it out" in err
+        errors.add(err)
+    assert len(errors) == 1
