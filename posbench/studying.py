@@ -271,10 +271,7 @@ def _run(plan: Plan, folder: Path, where: Callable[..., Executor], tracker: str)
     files = _report(plan, records, folder)
     if told := copying.conclude(copy, plan, records, files, folder):
         say(told)
-    say(
-        f"tables and figures: {short(folder)}"
-        + (f"   browse: posbench ui --home {short(home())}" if tracker == "mlflow" else "")
-    )
+    say(f"tables and figures: {short(folder)}{'' if told else copying.browsed(tracker)}")
     broken = [record for record in (*records.values(), *plan.tuned_records.values())
               if record.status in ("failed", "refused")]
     if broken:
