@@ -94,3 +94,38 @@ def test_a_plan_is_refused_with_every_plugin_that_fails(tmp_path, monkeypatch, c
         assert ": the study is refused and nothing is trained: mend what fails, or leave it out" in err
         errors.add(err)
     assert len(errors) == 1
+
+
+def test_status_counts_what_runs_now_and_says_of_no_time_that_was_not_measured_from_what_it_is(
+    tmp_path, monkeypatch, capsys
+) -> None:
+    from posbench.store import Record, Store
+    from posbench.study import from_preset, plan
+
+    changes = {name: value for name, _, value in (text.partition("=") for text in SMALL[9::2])}
+    searched = (*SMALL, "--set", "search.trials=3", "--set", "search.sampler=random")
+
+    def lines(*arguments: str) -> dict[str, str]:
+        code, out, err = run(monkeypatch, capsys, tmp_path, "status", "glue", *arguments)
+        assert code == 0 and not err
+        head = " ".join(line if line.startswith(" ") else f"|{line}" for line in out.split("\n\n")[1].splitlines())
+        return {" ".join(name.split()): " ".join(text.split()) for name, text in
+                (line.split("  ", 1) for line in head.split("|") if "  " in line)}
+
+    whole = {"encodings": [{"name": "nope"}, {"name": "rope"}], "tasks": ["cola"], "seeds": [0], "baseline": "nope"}
+    store, first = Store(tmp_path / "trials"), plan(from_preset("glue", "mini", whole | changes)).trials
+    told = lines(*SMALL)
+    assert told["begun"] == "0"
+    assert told["time left"] == "an unknown time for 2 trials, as none like them was measured"
+    store.keep(Record(fingerprint=first[1].fingerprint, label="rope", config={}, status="failed"), {})
+    with store.claim(first[0].fingerprint):
+        told = lines(*SMALL)
+        assert (told["begun"], told["failed"], told["missing"]) == ("1, 1 of which runs now", "1", "0")
+        with store.claim(first[1].fingerprint):
+            told = lines(*SMALL)
+            assert (told["begun"], told["failed"]) == ("2, 2 of which run now", "0"), "a failed one that runs again"
+    changes |= {"search.trials": "3", "search.sampler": "random"}
+    tuning = plan(from_preset("glue", "mini", whole | changes)).tuning
+    assert lines(*searched)["tuning"] == "0 of 6 trials of the search have a result"
+    with store.claim(tuning[0].fingerprint):
+        assert lines(*searched)["tuning"] == "0 of 6 trials of the search have a result, 1 runs now"
