@@ -265,7 +265,9 @@ def _run(plan: Plan, folder: Path, where: Callable[..., Executor], tracker: str)
         say(f"skipped: {why}")
     copying.begin(copy, plan, folder)
     # Workers stay from the search to the last report: torch is loaded once in each.
-    with closing(place), Progress(plan.planned, len(known), phases=plan.study.search is not None) as watch:
+    kept = sum(record.status != "failed" for record in known.values())
+    searches = plan.study.search is not None
+    with closing(place), Progress(plan.planned, kept, at_once=place.jobs, phases=searches) as watch:
         plan = tuning.tune(plan, store, executor=place, tracker=copy, watch=watch)
         records = studies.run(plan, store, executor=place, tracker=copy, watch=watch)
     files = _report(plan, records, folder)

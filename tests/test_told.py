@@ -129,3 +129,33 @@ def test_status_counts_what_runs_now_and_says_of_no_time_that_was_not_measured_f
     assert lines(*searched)["tuning"] == "0 of 6 trials of the search have a result"
     with store.claim(tuning[0].fingerprint):
         assert lines(*searched)["tuning"] == "0 of 6 trials of the search have a result, 1 runs now"
+
+
+@pytest.mark.parametrize(("planned", "stored", "at_once", "told"), [
+    (6, 0, 2, "6 trials to run, 2 at a time\n"),
+    (6, 0, 1, "6 trials to run, one after the other\n"),
+    (9, 4, 2, "5 trials to run, 2 at a time; 4 of 9 trials are in the store already\n"),
+    (3, 1, 8, "2 trials to run, 2 at a time; 1 of 3 trials is in the store already\n"),
+    (4, 3, 8, "1 trial to run; 3 of 4 trials are in the store already\n"),
+    (4, 4, 2, "4 of 4 trials are in the store already\n"),
+    (6, 0, 0, "6 trials to run\n"),  # a cluster says by itself how many
+])
+def test_a_study_says_what_it_begins_with(planned, stored, at_once, told, capsys) -> None:
+    from posbench.console import Progress
+
+    with Progress(planned, stored, at_once=at_once):
+        assert capsys.readouterr().err == told
+
+
+def test_a_study_says_before_its_first_trial_what_is_to_run(tmp_path, monkeypatch, capsys) -> None:
+    from posbench.store import Record, Store
+
+    code, _, err = run(monkeypatch, capsys, tmp_path, "study", "glue", *SMALL, "--tracker", "none", "--jobs", "1")
+    proof, first, *trials = err.splitlines()
+    assert code == 0 and proof.startswith("proving ") and len(trials) == 2
+    assert first == "2 trials to run, one after the other"
+    store = Store(tmp_path / "trials")
+    name = next(store.root.glob("*/*/record.json")).parent.name
+    store.keep(Record(fingerprint=name, label="x", config={}, status="failed"), {})
+    code, _, err = run(monkeypatch, capsys, tmp_path, "study", "glue", *SMALL, "--tracker", "none", "--jobs", "2")
+    assert code == 0 and err.splitlines()[0] == "1 trial to run; 1 of 2 trials is in the store already"
