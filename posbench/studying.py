@@ -260,7 +260,7 @@ def _run(plan: Plan, folder: Path, where: Callable[..., Executor], tracker: str)
     news = {trial.config.encoding.label: trial for trial in (*plan.tuning, *plan.trials)
             if trial.fingerprint not in known and ENCODINGS.own(trial.config.encoding.name)}
     prove_once(list(news.values()), home() / "proofs", tell=partial(say, error=True))
-    study_folder.claim(folder, plan.study)
+    study_folder.claim(folder, plan.study, seen=bool(known))
     for why in plan.skipped.values():
         say(f"skipped: {why}")
     copying.begin(copy, plan, folder)
