@@ -72,15 +72,10 @@ def assignment(text: str) -> tuple[str, str | None]:
 
 
 def assignments(texts: Sequence[str] | None) -> dict[str, Any]:
-    """Settings of --set by name, each given once."""
+    """Settings of --set by name; of one that is given twice the last, as on every command line."""
     from posbench.settings import both_given, told_both
 
-    found: dict[str, Any] = {}
-    for text in texts or ():
-        name, value = assignment(text)
-        if name in found:
-            raise UserError(f"--set {name} is given twice: give it once")
-        found[name] = value
+    found: dict[str, Any] = dict(assignment(text) for text in texts or ())
     if both := both_given(found):
         raise UserError(f"--set: {told_both(*both)}")
     return found

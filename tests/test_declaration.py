@@ -57,7 +57,8 @@ def test_a_search_is_declared_in_the_words_of_the_header() -> None:
     said = "6 points for each encoding and task (qmc, sampler seed 0, tuning seeds 7) in train.warmup 0.1 to 0.2; " \
            "own: rope base 10 to 100 (log)"
     history = [declare(study()), declare(study(search=search)) | {"when": "W"}]
-    assert told(history[1:])["declared"].endswith(f"2 seeds; a search: {said}") and "{" not in "".join(told(history).values())
+    assert told(history[1:])["declared"].endswith(f"2 seeds; a search: {said}")
+    assert "{" not in "".join(told(history).values())
     assert told(history)["declaration changed"].startswith(f"W the search from none to {said} (first hash ")
     assert study(search=search).search.told_space == said.partition(" in ")[2]
 

@@ -20,7 +20,6 @@ def run(monkeypatch, capsys, home: Path, *arguments: str) -> tuple[int, str, str
 
 
 TWICE = {
-    "a setting": (("--set", "train.steps=3", "--set", "train.steps=4"), "--set train.steps is given twice: give it"),
     "two units": (("--set", "train.steps=3", "--set", "train.epochs=4"),
                   "--set: 'train.steps' and 'train.epochs' are both given, and only one of them can hold"),
     "data": (("--data", "x", "--set", "data.path=y"), "--data and --set data.path say the same thing: leave one out"),
@@ -38,9 +37,6 @@ def test_of_two_options_none_is_dropped_in_silence(name, command, tmp_path, monk
     code, out, err = run(monkeypatch, capsys, tmp_path, command, "glue", *arguments)
     assert code == 2 and not out and err.startswith("posbench: error: ") and err.count("\n") == 1
     assert told in err and not list(tmp_path.iterdir())
-    code, _, err = run(monkeypatch, capsys, tmp_path, "bench", "nope", "--set", "model.width=32", "--set",
-                       "model.width=64")
-    assert code == 2 and "--set model.width is given twice: give it once" in err
 
 
 SMALL = ("--encodings", "nope,rope", "--tasks", "cola", "--seeds", "1", "--baseline", "nope", "--set", "model.width=16",
