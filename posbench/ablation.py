@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from posbench.choice import SECTIONS
 from posbench.config import EncodingChoice, StudyConfig, digest, to_plain
 from posbench.errors import UserError
 from posbench.options import build_options, encoding_class
@@ -42,17 +43,25 @@ def varied(base: EncodingChoice, factors: Mapping[str, Sequence[str]], *, grid: 
 
 
 def _changed(base: EncodingChoice, step: Mapping[str, str]) -> EncodingChoice:
+    stem = EncodingChoice(name=base.name).label
     parts: dict[str, dict[str, str]] = {"options": {}, "model": {}, "settings": {}}
     for name, value in step.items():
         owner, dot, own = name.partition(".")
         if not dot:
             raise UserError(f"ablations: '{name}' is neither an option (options.{name}) nor a setting (model.{name})")
-        if owner in ("options", base.name):
-            parts["options"][own] = value
+        if owner in ("options", stem):
+            part, key = "options", own
         elif owner == "model":
-            parts["model"][own] = value
+            part, key = "model", own
+        elif owner in SECTIONS:
+            part, key = "settings", name
         else:
-            parts["settings"][name] = value
+            whose = f"is of encoding '{owner}'" if owner in ENCODINGS.found() else "is of nothing here"
+            raise UserError(f"ablations: '{name}' {whose}, and what is varied is '{base.label}': write {stem}.{own} "
+                            "for an option of its own, or a setting, such as model.layers")
+        if key in parts[part]:
+            raise UserError(f"ablations: '{name}' is varied twice, under another name too: leave one out")
+        parts[part][key] = value
     return EncodingChoice(name=base.name, options={**base.options, **parts["options"]},
                           model={**base.model, **parts["model"]}, settings={**base.settings, **parts["settings"]})
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -68,6 +69,16 @@ def assignment(text: str) -> tuple[str, str | None]:
             "train.steps=100, and alpha"
         )
     return name, None if value == "none" else value
+
+
+def assignments(texts: Sequence[str] | None) -> dict[str, Any]:
+    """Settings of --set by name; of one that is given twice the last, as on every command line."""
+    from posbench.settings import both_given, told_both
+
+    found: dict[str, Any] = dict(assignment(text) for text in texts or ())
+    if both := both_given(found):
+        raise UserError(f"--set: {told_both(*both)}")
+    return found
 
 
 def path_of(path: str | Path, option: str) -> Path:

@@ -10,6 +10,7 @@ from pydantic.dataclasses import dataclass
 from posbench.errors import UserError
 from posbench.settings import STRICT, Scalar
 
+SECTIONS = ("model", "train", "data", "evaluation", "decode", "search")
 OWN_DATA = ("data.max_length", "data.vocabulary", "data.train_rows")
 """Settings of the data that one choice may have to itself: what is scored stays the same."""
 
@@ -60,10 +61,17 @@ class EncodingChoice:
         """The settings that are this choice's own, by their dotted names.
 
         Raises:
-            UserError: one that every choice of a study must share.
+            UserError: one that every choice of a study must share, or that is no setting.
         """
         for name in self.settings:
-            if name not in OWN_DATA and (not name.startswith("train.") or name in ("train.device", "train.threads")):
-                raise UserError(f"encoding '{self.label}': '{name}' is one for all encodings of a study; a choice may "
-                                f"have its own of model, of train, and {', '.join(OWN_DATA)}")
+            section, _, last = name.partition(".")
+            may = f"a choice may have its own of model, of train, and {', '.join(OWN_DATA)}"
+            if section not in SECTIONS:
+                raise UserError(f"encoding '{self.label}': '{name}' is no setting, and options are written "
+                                f"{self.name}:OPTION=VALUE; {may}")
+            if section == "model":
+                raise UserError(f"encoding '{self.label}': '{name}' stands among settings of other parts: write it as "
+                                f"model: {{{last}: ...}}")
+            if name not in OWN_DATA and (section != "train" or name in ("train.device", "train.threads")):
+                raise UserError(f"encoding '{self.label}': '{name}' is one for all encodings of a study; {may}")
         return {f"model.{name}": value for name, value in self.model.items()} | self.settings

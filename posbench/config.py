@@ -10,7 +10,7 @@ from pydantic.dataclasses import dataclass
 
 from posbench.choice import EncodingChoice
 from posbench.errors import UserError
-from posbench.settings import STRICT, Scalar, build, digest, name_of, override, setting, to_plain
+from posbench.settings import STRICT, Scalar, build, digest, layered, name_of, override, setting, to_plain
 from posbench.space import SearchConfig, TuningConfig
 
 __all__ = [
@@ -262,5 +262,5 @@ class StudyConfig:
             decode=self.decode,
         )
         own = encoding.changes()
-        return override(base, {**self.per_task.get(task, {}), **own}, where=f"encoding '{encoding.label}'" if own
+        return override(base, layered(self.per_task.get(task, {}), own), where=f"encoding '{encoding.label}'" if own
                         else "setting")

@@ -26,9 +26,14 @@ def say(what: Any, *, error: bool = False, width: int = 0) -> None:
 
 
 class Progress:
-    """A bar on a terminal, one line a trial elsewhere."""
+    """A bar on a terminal, one line a trial elsewhere; before the first of them what there is to do.
 
-    def __init__(self, planned: int, stored: int, *, phases: bool = False) -> None:
+    Args:
+        planned: all trials. stored: those that have a result and are not run again. at_once: 0 where a cluster decides.
+        phases: trials tune before others report.
+    """
+
+    def __init__(self, planned: int, stored: int, *, at_once: int = 1, phases: bool = False) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -45,9 +50,8 @@ class Progress:
         self.row = self.bar.add_task("trials", total=planned, completed=stored, last="", phase="trials")
         self.began = self.latest = time.monotonic()
         self.stored, self.phases, self.phase = stored, phases, ""
-        if stored:
-            are = "is" if stored == 1 else "are"
-            self.console.print(f"{stored} of {counted(planned, 'trial')} {are} in the store already", highlight=False)
+        if told := _begun(planned, stored, at_once):
+            self.console.print(told, highlight=False, soft_wrap=True)
 
     def __enter__(self) -> Any:
         self.bar.start()
@@ -75,6 +79,18 @@ class Progress:
                 markup=False, highlight=False, soft_wrap=True,
             )
         self.bar.update(self.row, total=planned, completed=done, last=last, phase=phase or "trials")
+
+
+def _begun(planned: int, stored: int, at_once: int) -> str:
+    """What a study says before its first result, which may take a minute."""
+    parts, left = [], planned - stored
+    if left:
+        how = f", {min(at_once, left)} at a time" if at_once > 1 and left > 1 else (
+            ", one after the other" if at_once == 1 and left > 1 else "")
+        parts.append(f"{counted(left, 'trial')} to run{how}")
+    if stored:
+        parts.append(f"{stored} of {counted(planned, 'trial')} {'is' if stored == 1 else 'are'} in the store already")
+    return "; ".join(parts)
 
 
 class Steps:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from posbench.arguments import home, mlflow_place
-from posbench.console import say
+from posbench.console import say, short
 from posbench.errors import StorageError
 from posbench.numerals import counted
 
@@ -39,6 +39,14 @@ def conclude(copy: Tracker, plan: Plan, records: Mapping[str, Record], files: Se
     return copy.end()
 
 
+def browsed(tracker: str) -> str:
+    """Where a copy that is whole can be looked at; empty for one that is not for browsing."""
+    place = mlflow_place(home())
+    if tracker != "mlflow":
+        return ""
+    return f"   browse: posbench ui --home {short(place)}" if isinstance(place, Path) else f"   browse: {place}"
+
+
 def sync(folder: Annotated[Path, typer.Argument(help="Folder of a study, such as out/glue-mini.")]) -> None:
     """Fill in what the MLflow copy of a study misses, from the stored results; runs nothing."""
     from posbench import study as studies
@@ -50,7 +58,7 @@ def sync(folder: Annotated[Path, typer.Argument(help="Folder of a study, such as
     plan = taken_up(folder, store)
     known = studies.known(plan, store)
     results = (*plan.tuned_records.values(), *known.values())
-    copy = MLflow(mlflow_place(home()))
+    copy = MLflow(mlflow_place(home()), mend="the same command goes on when that is mended")
     begin(copy, plan, folder.resolve())
     for record in results:
         copy.trial(record, {})

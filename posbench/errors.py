@@ -44,9 +44,19 @@ class Terminated(SystemExit):
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The known names as a hint, nearest first: "did you mean 'rope'?" or "known: a, b"."""
-    choices = sorted(known)
-    close = get_close_matches(name, choices, n=3, cutoff=0.5)
+    """The known names as a hint, nearest first: "did you mean 'rope'?" or "known: a, b".
+
+    Among names of one section the section says nothing: 'train.lr' is as near as 'lr'. And lr is learning_rate.
+    """
+    choices = sorted(set(known))
+    section, dot, own = name.rpartition(".")
+    ends = {choice.removeprefix(section + dot): choice for choice in choices if choice.startswith(section + dot)}
+    if not dot or not ends:
+        own, ends = name, {choice: choice for choice in choices}
+    words = {end: end.rpartition(".")[2].split("_") for end in ends}
+    initials = [end for end, parts in words.items() if len(parts) > 1 and "".join(part[:1] for part in parts) == own]
+    close = [ends[end] for end in initials or get_close_matches(own, ends, n=3, cutoff=0.5)
+             or [end for end, parts in words.items() if own in parts]]
     if close:
         return "did you mean " + " or ".join(f"'{choice}'" for choice in close) + "?"
     return "known: " + ", ".join(choices) if choices else "none is known"

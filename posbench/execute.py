@@ -24,7 +24,9 @@ NO_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory",
 
 
 class Executor(Protocol):
-    """A place where trials run."""
+    """A place where trials run, so many at once; 0 where the place decides."""
+
+    jobs: int
 
     def results(self, trials: Sequence[Trial]) -> Generator[Record]:
         """Runs trials and yields the record of each when it lies in the store, also where another process ran it.
@@ -47,7 +49,7 @@ class Here:
     """
 
     def __init__(self, store: Store) -> None:
-        self.store = store
+        self.store, self.jobs = store, 1
 
     def results(self, trials: Sequence[Trial]) -> Generator[Record]:
         turns, found = Turns(self.store, trials), {trial.fingerprint: trial for trial in trials}

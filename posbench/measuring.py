@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from posbench.arguments import assignment, home, path_of, whole_numbers
+from posbench.arguments import assignments, home, path_of, whole_numbers
 from posbench.console import Steps, say, short, terminal_width
 from posbench.errors import UserError
 
@@ -30,7 +30,7 @@ def bench(
 
     chosen = [EncodingChoice.parse(text) for text in encodings or list(ENCODINGS.found())]
     known = benches.loaded(chosen)
-    changes: dict[str, Any] = {"rounds": rounds, **dict(assignment(text) for text in set_ or [])}
+    changes: dict[str, Any] = {"rounds": rounds, **assignments(set_)}
     folder = path_of(out, "--out") if out else home() / "bench"
     if decode:
         from posbench import decoding

@@ -11,6 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 from posbench.config import Scalar
 from posbench.encoding import Encoding, within_bounds
 from posbench.errors import UserError, nearest
+from posbench.settings import said, shown
 
 
 def encoding_class(plugin_name: str, value: Any) -> type[Encoding]:
@@ -66,5 +67,5 @@ def _converted(plugin_name: str, name: str, given: Scalar, kind: Any) -> Any:
     try:
         return TypeAdapter(kind).validate_python(given)
     except ValidationError as error:
-        told = error.errors()[0]["msg"].removeprefix("Input should be ")
-        raise UserError(f"encoding '{plugin_name}': {name} = {given!r}, but it must be {told}") from None
+        told = said(error.errors()[0])
+        raise UserError(f"encoding '{plugin_name}': {name} = {shown(given)}, but it {told}") from None

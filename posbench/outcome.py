@@ -39,6 +39,7 @@ def study_results(plan: Plan, records: Mapping[str, Record], folder: Path, store
         store: where per-example arrays are; without one, tables that need them are left out.
     """
     study, tuned = plan.study, plan.tuned
+    history = declarations(folder)
     costs = _costs(plan, records, folder)
     best = search_report.expected(tuned) if tuned else pd.DataFrame()
     generated = "Generated data." if study.data.source == "generated" else ""
@@ -51,9 +52,10 @@ def study_results(plan: Plan, records: Mapping[str, Record], folder: Path, store
     ]
     return StudyResults(
         title=f"posbench: {plan.trials[0].suite.title}, preset {study.preset}",
-        header=provenance.header(plan, records, tasks) | declaration.told(declarations(folder))
+        header=provenance.header(plan, records, tasks) | declaration.told(history)
         | (search_report.header(study, tuned) if tuned else {}),
-        warnings=provenance.warnings(plan, tasks) + (search_report.warnings(tuned) if tuned else ()),
+        warnings=(*declaration.warnings(history), *provenance.warnings(plan, tasks),
+                  *(search_report.warnings(tuned) if tuned else ())),
         frame=_frame(plan, records, costs),
         curves=pd.DataFrame(curves, columns=list(CURVE_COLUMNS)),
         costs=pd.DataFrame(costs, columns=list(cost.COLUMNS)),

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from posbench import cost
-from posbench.config import EncodingChoice, StudyConfig, TrialConfig, build, override, to_plain
-from posbench.errors import UserError
+from posbench.config import EncodingChoice, StudyConfig, TrialConfig, override
+from posbench.data import MissingTask
 from posbench.objective import Sequences, objective_of
 from posbench.schedule import updates
 from posbench.store import Store
-from posbench.study import plan
+from posbench.study import Plan, plan
 from posbench.tokens import TRAINED, trained_tokenizer
 from posbench.trial import Trial, load_suite, resolve
-from posbench.tuning import default_space, settled
+from posbench.tuning import check, settled
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,44 +46,44 @@ def cells(study: StudyConfig, store: Store) -> list[TrialsPlanned]:
     Args:
         store: what a search has chosen follows from its results.
     """
-    planned = [_cell(study, choice, task) for task in study.tasks for choice in study.encodings]
-    if study.search is None:
-        return planned
-    if study.search.space is None:
-        study = override(study, {"search.space": default_space(study)})
-    return [_searched(study, cell, store) for cell in planned]
+    missing = {task: told for task in study.tasks if (told := _missing(study, task))}
+    if study.search is not None:
+        check(study)  # also where no task is there
+    here = [task for task in study.tasks if task not in missing]
+    # Whatever the run would refuse is refused here: both make the same plan.
+    whole = settled(plan(override(study, {"tasks": here})), store) if here else None
+    return [_cell(study, choice, task, whole, missing.get(task, ""))
+            for task in study.tasks for choice in study.encodings]
 
 
-def _searched(study: StudyConfig, cell: TrialsPlanned, store: Store) -> TrialsPlanned:
-    """With the trials of its search, and those that report under the settings that it chose, if it has."""
-    assert study.search is not None
-    count = study.search.trials * len(study.search.seeds)
-    if not cell.trials:
-        return replace(cell, searched=count)
-    plain = to_plain(study)
-    plain |= {"tasks": [cell.task], "encodings": [to_plain(cell.config.encoding)]}
-    plain["search"]["own"] = {label: own for label, own in plain["search"]["own"].items() if label == cell.label}
-    alone = build(StudyConfig, plain, where="study")
-    found = settled(plan(alone), store)
-    return replace(cell, trials=found.trials, tuning=found.tuning, searched=count)
+def _missing(study: StudyConfig, task: str) -> str:
+    """Why the rows of a task are not there; empty where they are."""
+    config = study.trial(study.encodings[0], task, study.seeds[0])
+    if config.data.source == "hub":
+        return "on the hub, where a plan does not look"
+    try:
+        resolve(config)
+    except MissingTask as error:
+        return f"{error} (the run refuses this, or leaves the task out with --skip-missing)"
+    return ""
 
 
-def _cell(study: StudyConfig, choice: EncodingChoice, task: str) -> TrialsPlanned:
+def _cell(study: StudyConfig, choice: EncodingChoice, task: str, whole: Plan | None, missing: str) -> TrialsPlanned:
     config = study.trial(choice, task, study.seeds[0])
     suite = load_suite(study.suite)
     own = suite.tasks[task]
     head = (suite.objective(own) or Sequences).head
-    trials: tuple[Trial, ...] = ()
-    missing, assumed = "", ""
+    mine: dict[str, tuple[Trial, ...]] = {"trials": (), "tuning": ()}
+    assumed = ""
     rows: int | None = own.train_rows
-    try:
-        if config.data.source == "hub":
-            raise UserError("on the hub, where a plan does not look")
-        trials = tuple(resolve(study.trial(choice, task, seed)) for seed in study.seeds)
-        objective = objective_of(trials[0])
+    if not missing and whole:
+        cells = {"trials": whole.trials, "tuning": whole.tuning}
+        mine = {kind: tuple(trial for trial in trials
+                            if (trial.config.encoding.label, trial.config.task) == (choice.label, task))
+                for kind, trials in cells.items()}
+        objective = objective_of(mine["trials"][0])
         vocabulary, rows = objective.vocabulary, objective.counts["train"]
-    except UserError as error:
-        trials, missing = (), str(error)
+    else:
         vocabulary, known = _vocabulary(config)
         if rows is not None and config.data.train_rows is not None:
             rows = min(rows, config.data.train_rows)
@@ -93,8 +93,9 @@ def _cell(study: StudyConfig, choice: EncodingChoice, task: str) -> TrialsPlanne
     length = config.data.max_length
     shape = cost.Shape(rows=config.train.rows(length), tokens=length, vocabulary=vocabulary,
                        head=head(own, vocabulary))
-    return TrialsPlanned(label=choice.label, task=task, config=config, trials=trials, missing=missing, updates=count,
-                         shape=shape, assumed=assumed)
+    searched = study.search.trials * len(study.search.seeds) if study.search else 0
+    return TrialsPlanned(label=choice.label, task=task, config=config, missing=missing, updates=count, shape=shape,
+                         assumed=assumed, searched=searched, **mine)
 
 
 def _vocabulary(config: TrialConfig) -> tuple[int, bool]:

@@ -93,18 +93,35 @@ def verdicts(choice: EncodingChoice) -> list[Verdict]:
     return check_encoding(choice.name, choice.options)
 
 
+class Unproved(UserError):
+    """Encodings that fail their contract, each with what is wrong: the whole study is refused, once for all of them."""
+
+    def __init__(self, faults: Sequence[str]) -> None:
+        super().__init__(f"{'; '.join(faults)}: the study is refused and nothing is trained: mend what fails, or leave "
+                         "it out")
+        self.faults = tuple(faults)
+
+
 def prove(choices: Sequence[EncodingChoice]) -> None:
     """Refuses encodings that fail their contract, before anything is trained with them.
 
     Raises:
-        UserError: the first check that an encoding fails, and how many there are.
+        Unproved: of each that fails, or cannot be asked, the first check and how many there are.
     """
+    faults = []
     for choice in choices:
-        if wrong := [verdict for verdict in verdicts(choice) if not verdict.passed]:
-            raise UserError(
+        try:
+            wrong = [verdict for verdict in verdicts(choice) if not verdict.passed]
+        except UserError as error:
+            faults.append(str(error))
+            continue
+        if wrong:
+            faults.append(
                 f"encoding '{choice.label}' fails its contract in {counted(len(wrong), 'check')}, the first: "
                 f"{wrong[0].check} {wrong[0].title}, {wrong[0].reason} (posbench check {choice.name} shows all)"
             )
+    if faults:
+        raise Unproved(faults)
 
 
 def prove_once(trials: Sequence[Trial], folder: Path, *, tell: Callable[[str], None] = lambda line: None) -> None:
@@ -117,6 +134,9 @@ def prove_once(trials: Sequence[Trial], folder: Path, *, tell: Callable[[str], N
         trials: one for each choice to prove.
         folder: where proofs are kept.
         tell: called with a line when proofs are missing, which take seconds each.
+
+    Raises:
+        Unproved: what fails, after all were asked.
     """
     facts = environment.facts()
     missing = {}
@@ -128,8 +148,15 @@ def prove_once(trials: Sequence[Trial], folder: Path, *, tell: Callable[[str], N
     if missing:
         told = ", ".join(choice.label for choice in missing.values())
         tell(f"proving {told}: some seconds each, once for this code and machine")
+    faults: list[str] = []
     for proof, choice in missing.items():
-        prove([choice])
+        try:
+            prove([choice])
+        except Unproved as error:
+            faults += error.faults
+            continue
         with contextlib.suppress(OSError):  # where nothing can be written the study says so itself
             folder.mkdir(parents=True, exist_ok=True)
             write_atomically(proof, json.dumps({"encoding": choice.label, "passed": True}).encode())
+    if faults:
+        raise Unproved(faults)

@@ -54,8 +54,7 @@ def header(study: StudyConfig, tuned: Tuned) -> dict[str, str]:
     return {
         "search": f"{counted(search.trials, 'point')} for each encoding and task ({SAMPLERS[search.sampler]}, sampler "
                   f"seed {search.sampler_seed}, {alike}; Optuna {version('optuna')}); {stop}",
-        "search space": "; ".join(f"{name} {bounds.told()}" for name, bounds in sorted((search.space or {}).items()))
-                        + (f"; own: {_own(search)}" if search.own else ""),
+        "search space": search.told_space,
         "tuned on": f"{' / '.join(splits)}, seeds {_numbers(search.seeds)}, none of which reports; best mean of the "
                     "primary metric"
                     + (f"; the same split is reported for {', '.join(optimistic)}, where scores are optimistic for "
@@ -237,8 +236,7 @@ def _shares(counts: Counter[str]) -> str:
 
 
 def _own(search: SearchConfig) -> str:
-    return "; ".join(f"{label} {name} {bounds.told()}" for label, options in search.own.items()
-                     for name, bounds in options.items())
+    return search.told_own
 
 
 def _marked(search: SearchConfig, label: str) -> str:

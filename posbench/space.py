@@ -124,6 +124,20 @@ class SearchConfig:
         return self.sampler != "tpe" and self.pruning == "none"
 
 
+    @property
+    def told_own(self) -> str:
+        """Options that encodings have searched for themselves, as a header prints them; empty where there are none."""
+        return "; ".join(f"{label} {name} {bounds.told()}" for label, options in self.own.items()
+                         for name, bounds in options.items())
+
+    @property
+    def told_space(self) -> str:
+        """All that is searched, as a header prints it."""
+        shared = "; ".join(f"{name} {bounds.told()}" for name, bounds in sorted((self.space or {}).items()))
+        return "; ".join(filter(None, (shared or "around the preset's values" * (self.space is None),
+                                       f"own: {self.told_own}" if self.own else "")))
+
+
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class TuningConfig:
     """Makes a trial one of a search: it is scored on the selection split alone, and may be stopped early.

@@ -11,10 +11,11 @@ from posbench.numerals import counted
 from posbench.prospect import TrialsPlanned, cells
 from posbench.report import Document
 from posbench.results import STATUSES
-from posbench.store import Record, Store
+from posbench.store import LOCK, Record, Store
 from posbench.study import stored
 from posbench.tables import Table
 from posbench.timing import Timings
+from posbench.trial import Trial
 
 BEGUN = "begun"
 """Not finished, and something of it lies in the store: it runs now, or was interrupted."""
@@ -30,17 +31,20 @@ def standing(study: StudyConfig, root: Path, *, title: str) -> Document:
     planned = cells(study, store)
     counts: dict[tuple[str, str], dict[str, int]] = {}
     timings, left, unknown = Timings(root), 0.0, 0
-    tuned = searched = 0
+    tuned = searched = now = tuning_now = 0
     results: list[Record] = []
     for cell in planned:
         own = counts.setdefault((cell.label, cell.task), dict.fromkeys((*STATUSES, BEGUN), 0))
         records, to_run = stored(cell.trials, store), 0
         for trial in cell.trials:
             record = records.get(trial.fingerprint)
-            begun = record is None and store.folder(trial.fingerprint).exists()
-            own["missing" if record is None and not begun else BEGUN if record is None else record.status] += 1
+            runs = (record is None or record.status == "failed") and _runs(store, trial)
+            begun = runs or (record is None and store.folder(trial.fingerprint).exists())
+            now += runs
+            own[BEGUN if begun else record.status if record else "missing"] += 1
             to_run += record is None or record.status == "failed"
         found = stored(cell.tuning, store)
+        tuning_now += sum(_runs(store, trial) for trial in cell.tuning)
         results += [*found.values(), *records.values()]
         tuned, searched, to_run = tuned + len(found), searched + cell.searched, to_run + cell.searched - len(found)
         seconds = timings.trial_seconds(cell.config, cell.updates or 0)
@@ -51,20 +55,30 @@ def standing(study: StudyConfig, root: Path, *, title: str) -> Document:
     every = [sum(own[status] for own in counts.values()) for status in (*STATUSES, BEGUN)]
     total = sum(every)
     # Where nothing was measured, 0 s would say that the study is done.
-    told = ", and ".join(([f"{duration(left)} of computing"] if left or not unknown else [])
-                         + ([f"an unknown time for {counted(unknown, 'trial')} of which none like them was measured"]
-                            if unknown else []))
+    told = [f"{duration(left)} of computing, one trial after the other, from the steps measured in the store"
+            ] if left or not unknown else []
+    if unknown:
+        told.append(f"an unknown time for {counted(unknown, 'trial')}, as none like {'it' if unknown == 1 else 'them'} "
+                    "was measured")
     header = (
         ("planned", f"{counted(total, 'trial')}: {counted(len(study.encodings), 'encoding')}, "
                     f"{counted(len(study.tasks), 'task')}, {counted(len(study.seeds), 'seed')}"),
-        *((status, str(count)) for status, count in zip((*STATUSES, BEGUN), every, strict=True)),
+        *((status, str(count)) for status, count in zip(STATUSES, every[:-1], strict=True)),
+        (BEGUN, str(every[-1]) + (f", {now} of which {'runs' if now == 1 else 'run'} now" if now else "")),
         *([("tuning", f"{tuned} of {counted(searched, 'trial')} of the search "
-                      f"{'has' if tuned == 1 else 'have'} a result")] if searched else []),
+                      f"{'has' if tuned == 1 else 'have'} a result"
+                      + (f", {tuning_now} {'runs' if tuning_now == 1 else 'run'} now" if tuning_now else ""))]
+          if searched else []),
         *([("interruptions", broken)] if (broken := interruptions.told(results, total + searched)) else []),
-        ("time left", told + ", one trial after the other, from the steps measured in the store"),
+        ("time left", "; and ".join(told)),
     )
     return Document(title=f"posbench: {title}", header=header, warnings=_missing(planned), parts=(
         _by(counts, 0, "encoding"), _by(counts, 1, "task")))
+
+
+def _runs(store: Store, trial: Trial) -> bool:
+    """Whether some process is at the trial, which may also be one that failed before. Without a lock nothing is."""
+    return (store.folder(trial.fingerprint) / LOCK).exists() and store.held(trial.fingerprint)
 
 
 def _missing(planned: list[TrialsPlanned]) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from posbench.config import EncodingChoice, StudyConfig, build, override, to_pla
 from posbench.data import MissingTask
 from posbench.errors import ContextLengthExceeded, UserError, nearest, reason_of
 from posbench.execute import Executor
+from posbench.settings import RIVALS
 from posbench.store import Record, Store
 from posbench.track import Tracker
 from posbench.transformer import Transformer
@@ -50,8 +51,7 @@ def from_preset(suite_name: str, preset: str, changes: Mapping[str, Any]) -> Stu
             node = node.setdefault(parent, {})
         node[last] = value
     study = build(StudyConfig, plain, where=f"preset '{preset}' of suite '{suite.name}'")
-    length = {"train.steps", "train.epochs"}
-    won = set(changes) | (length if length & set(changes) else set())
+    won = {*changes, *(RIVALS[name] for name in changes if name in RIVALS)}
     per_task = {
         task: {name: value for name, value in settings.items() if name not in won}
         for task, settings in study.per_task.items()
@@ -65,6 +65,7 @@ def from_preset(suite_name: str, preset: str, changes: Mapping[str, Any]) -> Stu
             raise UserError(f"per_task: suite '{suite.name}' has no task '{task}', {nearest(task, suite.tasks)}")
         per_task[task] = {**per_task.get(task, {}), **settings}
     study = override(study, {**changes, "per_task": per_task})
+    _check_source(study, changes)
     if study.train.device == "auto":
         import torch
 
@@ -95,6 +96,15 @@ def from_preset(suite_name: str, preset: str, changes: Mapping[str, Any]) -> Stu
         if task not in suite.tasks:
             raise UserError(f"suite '{suite.name}' has no task '{task}', {nearest(task, suite.tasks)}")
     return study
+
+
+def _check_source(study: StudyConfig, changes: Mapping[str, Any]) -> None:
+    """Refuses to be told of files that nothing would read."""
+    sources = {study.data.source, *(own["data.source"] for own in study.per_task.values() if "data.source" in own)}
+    for name, source, option in (("data.path", "folder", "--data DIR"), ("data.revision", "hub", "--data hub")):
+        if changes.get(name) is not None and source not in sources:
+            raise UserError(f"{name} is read where data.source is {source}, and it is {study.data.source}: say "
+                            f"data.source {source} too ({option}), or leave {name} out")
 
 
 @dataclass(frozen=True)

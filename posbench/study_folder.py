@@ -18,8 +18,11 @@ IDENTITY = "study.json"
 DECLARED = "declarations"
 
 
-def claim(folder: Path, study: StudyConfig) -> None:
+def claim(folder: Path, study: StudyConfig, *, seen: bool = False) -> None:
     """Makes the folder this study's own, or refuses it.
+
+    Args:
+        seen: whether there are results of the study already, so that what is declared now is not said before them.
 
     Raises:
         UserError: the folder holds another study, or files that are no study's. Of two studies that ask for one folder
@@ -41,13 +44,15 @@ def claim(folder: Path, study: StudyConfig) -> None:
         if not there and folder.exists() and (not folder.is_dir() or any(map(_foreign, folder.iterdir()))):
             raise UserError(f"folder '{folder}' holds something that is no study: choose another with --out")
         folder.mkdir(parents=True, exist_ok=True)
-        whole = mine | {DECLARED: declared(history, study)}
+        # What reports wrote shows results too, though they be of trials that the study has no more.
+        seen = seen or any(map(_foreign, folder.iterdir()))
+        whole = mine | {DECLARED: declared(history, study, seen=seen)}
         write_atomically(known, json.dumps(whole, indent=1, sort_keys=True).encode(), fresh=not there)
     except FileExistsError as error:
         if not is_file(known):  # nor will it be one when it is asked again
             place = error.filename or known
             raise StorageError(f"folder '{folder}' cannot be a study's: {place} is in the way: remove it") from None
-        claim(folder, study)
+        claim(folder, study, seen=seen)
     except OSError as error:
         raise StorageError(f"folder '{folder}' cannot be written: {error.strerror}") from error
 
@@ -79,7 +84,7 @@ def declarations(folder: Path) -> list[dict[str, Any]]:
         if not isinstance(history, list):
             raise TypeError(f"they are a {type(history).__name__}")
         told(history)  # what a table can say of them is whole
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, UserError) as error:
         raise UserError(
             f"folder '{folder}': {DECLARED} of {IDENTITY} are damaged ({reason_of(error)}): remove the folder, its "
             "trials stay"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from posbench import copying
-from posbench.arguments import assignment, executor_named, home, names, path_of, seed_numbers, tracker_named
+from posbench.arguments import assignments, executor_named, home, names, path_of, seed_numbers, tracker_named
 from posbench.console import Progress, say, short, terminal_width
 from posbench.errors import UserError
 from posbench.interrupt import KEPT
@@ -95,6 +95,7 @@ def study(
         from posbench.forecast import forecast
 
         for config in wanted.values():
+            _prove_foreign(config)
             say(forecast(config, home() / "trials").text(width=terminal_width()))
         return
     # Every study is found to be sound before the first runs.
@@ -178,7 +179,7 @@ def _changes(
     from posbench.study_file import is_study_file
     from posbench.trial import load_suite
 
-    changes: dict[str, Any] = dict(assignment(text) for text in set_ or [])
+    changes = assignments(set_)
     if encodings:
         changes["encodings"] = [to_plain(EncodingChoice.parse(text)) for text in names(encodings, "encodings")]
     if tasks == "all":
@@ -191,12 +192,19 @@ def _changes(
         changes["seeds"] = seed_numbers(seeds)
     if baseline:
         changes["baseline"] = EncodingChoice.parse(baseline).label
-    if tokenizer:
-        changes["data.tokenizer"] = tokenizer
-    if data == "hub":
-        changes |= {"data.source": "hub", "data.revision": revision or None}
-    elif data:
-        changes |= {"data.source": "folder", "data.path": str(path_of(data, "--data"))}
+    if revision and data != "hub":
+        raise UserError(f"--revision {revision}: a commit on the hub, which --data hub alone reads: add that, or leave "
+                        "it out")
+    wanted: dict[str, dict[str, Any]] = {
+        "--tokenizer": {"data.tokenizer": tokenizer} if tokenizer else {},
+        "--revision": {"data.revision": revision} if revision else {},
+        "--data": {} if not data else {"data.source": "hub"} if data == "hub" else
+                  {"data.source": "folder", "data.path": str(path_of(data, "--data"))},
+    }
+    for option, settings in wanted.items():
+        if twice := changes.keys() & settings.keys():
+            raise UserError(f"{option} and --set {min(twice)} say the same thing: leave one out")
+        changes |= settings
     return changes
 
 
@@ -222,11 +230,17 @@ def _folder(name: str, out: str, *, several: bool) -> Path:
 def _planned(config: StudyConfig, skip_missing: bool) -> Plan:
     """All trials of a study; its own encodings are proved first, so that a failing one leaves nothing written."""
     from posbench import study as studies
+
+    _prove_foreign(config)
+    return studies.plan(config, skip_missing=skip_missing)
+
+
+def _prove_foreign(config: StudyConfig) -> None:
+    """Proves what is not posbench's own, in processes of its own."""
     from posbench.quarantine import prove
     from posbench.registry import ENCODINGS
 
     prove([choice for choice in config.encodings if not ENCODINGS.own(choice.name)])
-    return studies.plan(config, skip_missing=skip_missing)
 
 
 def _run(plan: Plan, folder: Path, where: Callable[..., Executor], tracker: str) -> bool:
@@ -246,21 +260,20 @@ def _run(plan: Plan, folder: Path, where: Callable[..., Executor], tracker: str)
     news = {trial.config.encoding.label: trial for trial in (*plan.tuning, *plan.trials)
             if trial.fingerprint not in known and ENCODINGS.own(trial.config.encoding.name)}
     prove_once(list(news.values()), home() / "proofs", tell=partial(say, error=True))
-    study_folder.claim(folder, plan.study)
+    study_folder.claim(folder, plan.study, seen=bool(known))
     for why in plan.skipped.values():
         say(f"skipped: {why}")
     copying.begin(copy, plan, folder)
     # Workers stay from the search to the last report: torch is loaded once in each.
-    with closing(place), Progress(plan.planned, len(known), phases=plan.study.search is not None) as watch:
+    kept = sum(record.status != "failed" for record in known.values())
+    searches = plan.study.search is not None
+    with closing(place), Progress(plan.planned, kept, at_once=place.jobs, phases=searches) as watch:
         plan = tuning.tune(plan, store, executor=place, tracker=copy, watch=watch)
         records = studies.run(plan, store, executor=place, tracker=copy, watch=watch)
     files = _report(plan, records, folder)
     if told := copying.conclude(copy, plan, records, files, folder):
         say(told)
-    say(
-        f"tables and figures: {short(folder)}"
-        + (f"   browse: posbench ui --home {short(home())}" if tracker == "mlflow" else "")
-    )
+    say(f"tables and figures: {short(folder)}{'' if told else copying.browsed(tracker)}")
     broken = [record for record in (*records.values(), *plan.tuned_records.values())
               if record.status in ("failed", "refused")]
     if broken:

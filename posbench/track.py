@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sqlite3
 import tempfile
 from collections.abc import Callable, Mapping
@@ -17,7 +18,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from posbench import mlflow_runs, mlflow_view
-from posbench.errors import UserError
+from posbench.errors import UserError, one_line
 from posbench.mlflow_runs import Run
 from posbench.numerals import counted
 from posbench.settings import NAME
@@ -34,6 +35,8 @@ POINTS_A_CALL = 900
 # A lock or a dead server costs seconds each time: after this many failures in a row the rest is left to the next study.
 PATIENCE = 3
 LOCKED_SECONDS = 2
+# Within what the libraries below MLflow say of a server that is gone, silent, or of a name that nobody has.
+SILENT = re.compile(r"\[Errno -?[0-9]+\] ([A-Za-z ]+)|timed out|Remote end closed connection|Connection aborted")
 # MLflow's own defaults keep a caller for minutes when its server is gone.
 QUIET = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -51,13 +54,14 @@ class MLflow(Tracker):
 
     Args:
         uri_or_home: a folder, which gets 'mlflow.db' and 'mlartifacts'; or the http(s) address of a server.
+        mend: what is said to do where the copy is incomplete.
 
     Runs are recognised by the trial's fingerprint, so that a study which is run again adds what is missing; a run
     that a killed study left half written is replaced.
     """
 
-    def __init__(self, uri_or_home: Path | str) -> None:
-        text = str(uri_or_home)
+    def __init__(self, uri_or_home: Path | str, *, mend: str = "posbench sync fills it in") -> None:
+        text, self.mend = str(uri_or_home), mend
         self.home: Path | None = None
         if text.startswith(("http://", "https://")):
             if "@" in urlsplit(text).netloc:
@@ -127,7 +131,7 @@ class MLflow(Tracker):
         if self.lost:
             line = (
                 f"MLflow copy incomplete: {len(self.lost)} of {counted(len(self.told), 'run')}, "
-                f"posbench sync fills it in: {self.reason}"
+                f"{self.mend}: {self.reason}"
             )
         self._forget()
         return line
@@ -150,10 +154,16 @@ class MLflow(Tracker):
         except Exception as error:
             # Anything at all may go wrong within MLflow, and none of it is worth a study.
             self.failures += 1
-            told = str(error).strip() or type(error).__name__
-            self.reason = f"{what}: {told.splitlines()[0][:300]}"
+            self.reason = self._told(what, error)
             return False
         return True
+
+    def _told(self, what: str, error: Exception) -> str:
+        """What went wrong, of a server without the layers of libraries that each say so again."""
+        told = str(error).strip() or type(error).__name__
+        if self.home is None and (silent := SILENT.search(told)):
+            return f"the server at {self.uri} (MLFLOW_TRACKING_URI) does not answer: {silent[1] or silent[0]}"
+        return f"{what}: {one_line(told.splitlines()[0], 300)}"
 
     def _probe(self) -> None:
         """Fails fast where MLflow would wait: 20 s a call for a locked database, 100 s for one it cannot open."""

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from posbench.ablation import options_of
 from posbench.chain import Chain, Tried, configured
 from posbench.checkpoint import clear
 from posbench.config import EncodingChoice, StudyConfig, override, to_plain
@@ -25,6 +26,8 @@ from posbench.store import Record, Store
 from posbench.study import OPEN, Plan, Watch, fits, stored
 from posbench.track import Tracker
 from posbench.trial import Trial, resolve
+
+At = Callable[..., contextlib.AbstractContextManager[None]]
 
 
 def default_space(study: StudyConfig) -> dict[str, dict[str, Any]]:
@@ -85,7 +88,8 @@ def opened(plan: Plan) -> Plan:
     assert study.search is not None
     if study.search.space is None:
         study = override(study, {"search.space": default_space(study)}, where="search.space")
-    _check(study)
+    check(study)
+    _check_fits(study)
     chains = tuple(Chain(study, encoding, task) for task in study.tasks for encoding in study.encodings)
     return _planned(dataclasses.replace(plan, study=study, cells=plan.trials), Tuned(chains=chains))
 
@@ -165,39 +169,61 @@ def _without(cell: Trial, tried: Iterable[Tried]) -> Record:
                   status=status, reason=f"no point of the search has a score: {told}")
 
 
-def _check(study: StudyConfig) -> None:
-    """Refuses what cannot be searched, in one line: every end of every range is tried in every cell."""
+def check(study: StudyConfig, *, at: At = lambda *path: contextlib.nullcontext()) -> None:
+    """Refuses what cannot be searched, in one line: every end of every range is tried in every cell, without data.
+
+    Args:
+        at: what is entered around the check of a part, by its path within the search, such as ('own', 'rope', 'base');
+            it may add to a mistake where that stands.
+    """
+    if study.search and study.search.space is None:
+        study = override(study, {"search.space": default_space(study)}, where="search.space")
     search = study.search
     assert search is not None and search.space is not None
     labels = {encoding.label: encoding for encoding in study.encodings}
-    for label in search.own:
-        if label not in labels:
-            raise UserError(f"search.own: '{label}' is no encoding of the study, {nearest(label, labels)}")
-    for encoding in study.encodings:
-        own = search.own.get(encoding.label, {})
+    for label, own in search.own.items():
+        with at("own", label):
+            if label not in labels:
+                raise UserError(f"search.own: '{label}' is no encoding of the study, {nearest(label, labels)}")
         for name in own:
-            if name in encoding.options:
-                raise UserError(f"search.own: encoding '{encoding.label}' fixes the option '{name}', which is searched "
-                                "too: leave one out")
-        for name in search.space:
-            if name.removeprefix("model.") in encoding.model and name.startswith("model."):
-                raise UserError(f"search.space: encoding '{encoding.label}' fixes '{name}', which is searched too: "
-                                "leave one out")
+            with at("own", label, name):
+                _check_own(labels[label], name, own[name])
+    for name, bounds in search.space.items():
+        with at("space", name):
+            _check_shared(study, name, bounds)
+    for encoding in study.encodings:
         for task in study.tasks:
-            _check_ends(study, encoding, task, search.space, own)
+            evaluations = study.trial(encoding, task, study.seeds[0]).train.evaluations
+            if search.pruning == "median" and search.stop_from >= evaluations:
+                with at("stop_from"):
+                    raise UserError(f"search.stop_from {search.stop_from} leaves no evaluation of task '{task}' before "
+                                    f"the last ({evaluations}) to stop at: raise train.evaluations")
 
 
-def _check_ends(study: StudyConfig, encoding: EncodingChoice, task: str, space: Mapping[str, RangeConfig],
-                own: Mapping[str, RangeConfig]) -> None:
+def _check_own(encoding: EncodingChoice, name: str, bounds: RangeConfig) -> None:
+    if name in encoding.options:
+        raise UserError(f"search.own: encoding '{encoding.label}' fixes the option '{name}', which is searched too: "
+                        "leave one out")
+    for value in bounds.ends:
+        options_of(dataclasses.replace(encoding, options={**encoding.options, name: value}))
+
+
+def _check_shared(study: StudyConfig, name: str, bounds: RangeConfig) -> None:
+    for encoding in study.encodings:
+        if name in encoding.changes():
+            raise UserError(f"search.space: encoding '{encoding.label}' fixes '{name}', which is searched too: "
+                            "leave one out")
+        for task in study.tasks:
+            for value in bounds.ends:
+                configured(study, encoding, task, study.seeds[0], Point(shared={name: value}, own={}))
+
+
+def _check_fits(study: StudyConfig) -> None:
+    """Builds the template with every end of every encoding's own ranges."""
     assert study.search is not None
-    seed = study.seeds[0]
-    for name, bounds in space.items():
-        for value in bounds.ends:
-            config = configured(study, encoding, task, seed, Point(shared={name: value}, own={}))
-    for name, bounds in own.items():
-        for value in bounds.ends:
-            fits(resolve(configured(study, encoding, task, seed, Point(shared={}, own={name: value}))))
-    config = study.trial(encoding, task, seed)
-    if study.search.pruning == "median" and study.search.stop_from >= config.train.evaluations:
-        raise UserError(f"search.stop_from {study.search.stop_from} leaves no evaluation of task '{task}' before the "
-                        f"last ({config.train.evaluations}) to stop at: raise train.evaluations")
+    for encoding in study.encodings:
+        for name, bounds in study.search.own.get(encoding.label, {}).items():
+            for task in study.tasks:
+                for value in bounds.ends:
+                    fits(resolve(configured(study, encoding, task, study.seeds[0],
+                                            Point(shared={}, own={name: value}))))

@@ -16,8 +16,7 @@ from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
 from posbench.config import DataConfig
-from posbench.data import capped, hub_rows
-from posbench.errors import UserError
+from posbench.data import MissingTask, capped, hub_rows
 from posbench.suite import SMALL_MODEL, Metric, Published, Rows, Suite, Task, TaskData
 
 HUB = "nyu-mll/glue"
@@ -206,7 +205,7 @@ class Glue(Suite):
         if data.source == "hub":
             return _load_hub(self.tasks[task], data)
         if data.path is None:
-            raise UserError("this preset reads GLUE's own files: give their folder with --data DIR, or --data hub")
+            raise MissingTask("this preset reads GLUE's own files: give their folder with --data DIR, or --data hub")
         return load_folder(self.tasks[task], data)
 
 

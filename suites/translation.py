@@ -13,7 +13,7 @@ from posbench.suites._translation_generated import generated
 
 from posbench import bleu
 from posbench.config import DataConfig
-from posbench.data import hub_rows
+from posbench.data import MissingTask, hub_rows
 from posbench.errors import UserError
 from posbench.numerals import counted
 from posbench.suite import SMALL_MODEL, Metric, Published, Rows, Suite, Task, TaskData
@@ -181,7 +181,7 @@ class TranslationSuite(Suite):
         if data.source == "hub":
             return _load_hub(source, target, data)
         if data.path is None:
-            raise UserError("this preset reads parallel text: give its folder with --data DIR, or --data hub")
+            raise MissingTask("this preset reads parallel text: give its folder with --data DIR, or --data hub")
         return load_folder(Path(data.path), source, target, data)
 
 

@@ -17,7 +17,8 @@ from posbench.config import (
     override,
     to_plain,
 )
-from posbench.errors import UserError
+from posbench.errors import UserError, nearest
+from posbench.space import SEARCHABLE
 
 TRIAL = TrialConfig(
     encoding=EncodingChoice(name="rope"), suite="glue", task="cola", seed=0, train=TrainConfig(steps=10)
@@ -45,7 +46,7 @@ def test_an_encoding_is_written_as_name_and_options(text: str, name: str, option
         ({"train.learning_rat": "1"}, "did you mean 'learning_rate'"),
         ({"trian.steps": "1"}, "did you mean 'train'"),
         ({"train.steps": "abc"}, "train.steps = 'abc'"),
-        ({"train.steps": "0"}, "greater than or equal to 1"),
+        ({"train.steps": "0"}, "train.steps = '0': must be at least 1"),
         ({"model.width": "30", "model.heads": "4"}, "width 30 is no multiple of heads 4"),
         ({"train.steps": None}, "state either steps or epochs"),
         ({"model.norm": "both"}, "'pre' or 'post'"),
@@ -57,6 +58,50 @@ def test_a_wrong_setting_is_told_in_one_line(changes: dict, told: str) -> None:
         override(TRIAL, changes)
     assert told in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("changes", "told"), [
+    ({"train.steps": "x"}, "train.steps = 'x': must be a whole number"),
+    ({"train.steps": 1.5}, "train.steps = 1.5: must be a whole number"),
+    ({"train.steps": "9" * 5000}, " ...: must be a whole number of less than 4300 digits"),
+    ({"train.learning_rate": "x"}, "train.learning_rate = 'x': must be a number"),
+    ({"train.learning_rate": "inf"}, "train.learning_rate = 'inf': must be a finite number"),
+    ({"train.learning_rate": "-1"}, "train.learning_rate = '-1': must be above 0"),
+    ({"train.beta2": 1}, "train.beta2 = 1: must be below 1"),
+    ({"model.width": 65537}, "model.width = 65537: must be at most 65536"),
+    ({"train.clip": None}, "train.clip = none: must be a number"),
+    ({"model.tied_embeddings": "perhaps"}, "model.tied_embeddings = 'perhaps': must be true or false"),
+    ({"model.norm": True}, "model.norm = true: must be 'pre' or 'post'"),
+    ({"data.path": 5}, "data.path = 5: must be a text"),
+    ({"data.revision": "$"}, "data.revision = '$': must be of the form "),
+    ({"encoding": 5}, "encoding = 5: must be names with values"),
+    ({"encoding": {"options": {}}}, "encoding.name: must be given"),
+    ({"encoding": {"name": "rope", "options": {"base": [1]}}},
+     "setting: encoding.options.base = [1]: must be one text, number or truth value"),
+    ({"tuning": {"thresholds": 5}}, "tuning.thresholds = 5: must be a list"),
+])
+def test_no_wrong_value_is_told_in_the_words_of_the_library_that_reads_it(changes: dict, told: str) -> None:
+    with pytest.raises(UserError) as error:
+        override(TRIAL, changes)
+    assert told in str(error.value) and len(str(error.value)) < 200
+    assert not [word for word in ("Input", "should", "valid", "parse", "instance", "Field") if word in str(error.value)]
+
+
+@pytest.mark.parametrize(("name", "told"), [
+    ("train.lr", "did you mean 'train.learning_rate'?"),
+    ("lr", "did you mean 'train.learning_rate'?"),
+    ("train.wd", "did you mean 'train.weight_decay'?"),
+    ("train.rate", "did you mean 'train.learning_rate'?"),
+    ("model.drop", "did you mean 'model.dropout'?"),
+    ("train.warm", "did you mean 'train.warmup'?"),
+    ("learning_rate", "did you mean 'train.learning_rate'?"),
+])
+def test_a_near_name_is_near_in_what_it_says_and_not_in_its_section(name: str, told: str) -> None:
+    assert nearest(name, SEARCHABLE) == told
+
+
+def test_known_names_are_listed_once() -> None:
+    assert nearest("x", ["b", "a", "b"]) == "known: a, b"
 
 
 @pytest.mark.parametrize("text", ["1e-4", "0.0001", ".0001", "1E-4"])

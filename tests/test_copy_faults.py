@@ -242,4 +242,4 @@ def test_a_database_that_another_process_holds_loses_the_copy_and_nothing_else(
     sound(home, calm, "with a database that was held")
     for _ in range(2):
         sync(home / "study")
-        assert f"the MLflow copy has all {TRIALS} results" in capsys.readouterr().out and runs(home) == RUNS
+        assert f" is complete: {TRIALS} results" in capsys.readouterr().out and runs(home) == RUNS

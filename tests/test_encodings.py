@@ -410,7 +410,7 @@ def test_bounds_are_told_in_one_line_from_text_and_from_python(name, option, val
     ("rope", {"bse": 2}, "encoding 'rope': unknown option 'bse', did you mean 'base'\\?"),
     ("nope", {"base": 2}, "encoding 'nope': unknown option 'base', it takes none"),
     ("rope", {"layout": "hlf"}, "encoding 'rope': layout = 'hlf', but it must be 'interleaved' or 'half'"),
-    ("shaw", {"clip": "1.5"}, "encoding 'shaw': clip = '1.5', but it must be a valid integer"),
+    ("shaw", {"clip": "1.5"}, "encoding 'shaw': clip = '1.5', but it must be a whole number"),
     ("shaw", {"clip": True}, "encoding 'shaw': clip = True, but it must not be true or false"),
 ])
 def test_wrong_options_are_told_in_one_line(name, options, told):

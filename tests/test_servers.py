@@ -135,7 +135,8 @@ def test_a_server_that_ends_within_a_study_changes_no_number_and_is_told_in_a_li
     assert code == 0 and "Traceback" not in out + err
     assert server.over.is_set() and server.answered.count("runs/create") >= 1, "it had begun to copy"
     (told,) = [line for line in out.splitlines() if line.startswith("MLflow copy incomplete: ")]
-    assert "posbench sync fills it in: run " in told
+    assert f"posbench sync fills it in: the server at {uri} (MLFLOW_TRACKING_URI) does not answer: " in told
+    assert "browse" not in out
     assert numbers(home) == numbers(alone) and len(numbers(home)) == 4
 
 
@@ -148,7 +149,9 @@ def test_what_a_copy_misses_is_filled_in_where_there_is_a_place_and_told_where_t
     code, out, err = call(monkeypatch, capsys, alone, dead, "sync", folder)
     # Four trials, the means of two encodings, and the summary.
     assert code == 3 and not out and err.count("\n") == 1
-    assert err.startswith("posbench: error: MLflow copy incomplete: 7 of 7 runs, posbench sync fills it in: ")
+    assert err.startswith("posbench: error: MLflow copy incomplete: 7 of 7 runs, the same command goes on when that "
+                          "is mended: ")
+    assert err.endswith(f": the server at {dead} (MLFLOW_TRACKING_URI) does not answer: Connection refused\n")
     for _ in range(2):
         code, out, err = call(monkeypatch, capsys, alone, "", "sync", folder)
         assert (code, out, err) == (0, f"the MLflow copy of {folder} is complete: 4 results\n", "")

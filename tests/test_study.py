@@ -327,9 +327,9 @@ def test_an_interrupted_study_goes_on_where_it_stopped(
 
 MORE_WRONG = [
     (["--seeds", "99999999999999999999"], "up to 1000"),
-    (["--seeds=-1,2"], "greater than or equal to 0"),
+    (["--seeds=-1,2"], "must be at least 0"),
     (["--set", "train.learning_rate=inf"], "learning_rate"),
-    (["--set", "data.vocabulary=1000000000000"], "less than or equal to"),
+    (["--set", "data.vocabulary=1000000000000"], "must be at most"),
     (["--set", "model.token_types=1"], "token_types 1"),
     (["--set", "encodings=x"], "settings are those of model, train, data, decode and search"),
     (["--set", "train.device=cuda"], "no GPU"),

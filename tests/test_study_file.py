@@ -361,7 +361,8 @@ def test_a_file_goes_on_grows_says_so_and_refuses_other_settings(home, file, mon
     code, out, err = run(monkeypatch, capsys, mine, *arguments, "--seeds", "3", "--encodings", "nope,rope,learned")
     plain = " ".join(out.split())
     assert code == 0 and "4 of 9 trials are in the store already" in err
-    assert "declared family grew" in plain and "from 2 to 3 encodings (with learned)" in plain
+    assert "! Declared anew after earlier results: 20" in plain and "declaration changed" in plain
+    assert "from 2 to 3 encodings (with learned)" in plain
     assert "from 2 to 3 seeds (with 2)" in plain and first[0]["hash"][:16] in plain
     code, out, err = run(monkeypatch, capsys, mine, *arguments, "--set", "train.steps=5")
     assert code == 2 and "train.steps is 4 there and 5 here" in err

@@ -350,6 +350,8 @@ def test_a_dead_or_silent_server_is_told_once_and_holds_nobody_up(silent: int) -
         told = tracker.end()
         assert time.monotonic() - began < 8
         assert told.startswith("MLflow copy incomplete: 21 of 21 runs, posbench sync fills it in: ")
+        why = "Connection refused" if port == gone else "timed out"
+        assert told.endswith(f"in: the server at http://127.0.0.1:{port} (MLFLOW_TRACKING_URI) does not answer: {why}")
         assert "\n" not in told
 
 

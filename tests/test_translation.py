@@ -273,7 +273,7 @@ def test_settings_that_do_not_fit_are_refused_before_anything_runs(changes: dict
 
 @pytest.mark.parametrize(("changes", "told"), [
     ({"encodings": [{"name": "learned"}], "decode.max_output": 41}, "outputs of 41 tokens"),
-    ({"train.batch_tokens": 100, "train.epochs": 2}, "batch_tokens"),
+    ({"train.batch_tokens": 100, "train.epochs": 2, "train.steps": None}, "batch_tokens"),
     ({"train.average": 7}, "average 7 asks for more weights"),
     ({"train.steps": 1}, "average 2 asks for more weights than there are evaluations (1)"),
     ({"data.tokenizer": "wordpiece"}, "tokenizer 'wordpiece' gives back 0% of the target texts"),
