@@ -129,7 +129,7 @@ def _warnings(context: StudyResults, comparison: Comparison) -> tuple[str, ...]:
         seeds = min((len(column.run) for column in comparison.columns), default=0)
         if seeds < comparison.needed:
             family = len(comparison.encodings) - 1
-            lines.append(f"With {seeds} seed{'s' if seeds != 1 else ''} no single task can show a difference at "
+            lines.append(f"With {seeds} seed{'s' if seeds != 1 else ''} no column can show a difference at "
                          f"{comparison.alpha:g} after {family} comparison{'s' if family != 1 else ''}, however large "
                          f"it is: {counted(comparison.needed, 'seed')} are needed, {comparison.needed - seeds} more.")
     return tuple(lines)
@@ -171,8 +171,8 @@ def _differences(comparison: Comparison, ablations: Mapping[str, str], common: t
         notes.append("p: sign-flip test, adjusted after Holm; given where there are pairs enough to reach alpha. "
                      f"* p ≤ {comparison.alpha:g}.")
     if any(column.label == ALL_TASKS for column in columns):
-        notes.append("All tasks: pairs are (task, seed), taken as independent; tasks of one seed share first "
-                     "weights, so that this p is, if anything, too small.")
+        notes.append("All tasks: paired by seed too, each seed with its mean over tasks, so that interval, p and "
+                     "detectable difference are over seeds, of exactly these tasks, and say nothing of others.")
     if marked := [f"{name}: {ablations[name]}" for name in others if name in ablations]:
         notes.append("‡ Ablations, and no comparison of encodings at an equal budget: " + "; ".join(marked) + ".")
     notes.append("Uncorrected p, all counts and verdicts: comparisons.csv.")
