@@ -231,8 +231,11 @@ def _ranking(encodings: tuple[str, ...], columns: Sequence[Column], cells: Grid,
     if left_out:
         notes.append(f"Left out of the ranks, because a trial is missing or directions differ: {', '.join(left_out)}.")
     if len(encodings) < 2 or len(tasks) < 2:
-        notes.append(f"No ranks: they need two encodings and two tasks without a missing score; here are "
-                     f"{len(encodings)} and {len(tasks)}.")
+        with_score = sum(any(cells[encoding, column.label].estimate for column in columns) for encoding in encodings)
+        some = f", {with_score or 'none'} of them with a score," if with_score < len(encodings) else ""
+        notes.append(f"No ranks: they need two encodings, and two tasks that all of them have run; here "
+                     f"{'is' if len(encodings) == 1 else 'are'} {counted(len(encodings), 'encoding')}{some} and "
+                     f"{counted(len(tasks), 'such task')}.")
         return None
     ranks = rank_rows(np.array(scores), higher_is_better=directions)
     means = [float(rank) for rank in ranks.mean(axis=0)]

@@ -155,6 +155,17 @@ def test_three_seeds_of_many_tasks_are_three_pairs_and_no_verdict():
     assert (entry.p, entry.verdict) == (pytest.approx(2 / 2**3), "needs 3 more seeds")
 
 
+@pytest.mark.parametrize(("scores", "told"), [
+    ({"nope": {"t": [0.1]}, **{name: {"t": ["failed"]} for name in "abcd"}}, "5 encodings, 1 of them with a score, and 1 such"),
+    ({"nope": {"t": [0.1]}, "rope": {"t": [0.2]}}, "here are 2 encodings and 1 such task."),
+    ({"nope": {"t": ["failed"]}}, "here is 1 encoding, none of them with a score, and 1 such task."),
+    ({"nope": {"t": [0.1], "u": [0.1]}, "rope": {"t": [0.2], "u": ["missing"]}}, "here are 2 encodings and 1 such task."),
+])
+def test_a_study_without_ranks_says_what_there_is_to_rank(scores, told):
+    (note,) = [note for note in compare(table(scores)).notes if note.startswith("No ranks")]
+    assert told in note
+
+
 def test_tasks_of_two_directions_have_no_mean():
     rows = [row(name, task, seed, higher_is_better=task == "a") for name in ("learned", "rope") for task in "ab"
             for seed in (0, 1)]
