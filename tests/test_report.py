@@ -154,7 +154,7 @@ def test_missing_baseline_and_unequal_seeds_are_said(tmp_path):
     frame = table({"nope": {"t": [0.1, 0.2]}, "rope": {"t": [0.2]}})
     document = REPORT.document(study(frame, tmp_path))
     assert any("'learned' is not among" in text for text in document.warnings)
-    assert any("1 of 2 cells have no mean" in text for text in document.warnings)
+    assert any("1 of 2 cells has no mean" in text for text in document.warnings)
     assert not any(part.title.startswith("Difference") for part in document.parts)
 
 
