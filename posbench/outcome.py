@@ -61,6 +61,7 @@ def study_results(plan: Plan, records: Mapping[str, Record], folder: Path, store
         alpha=study.alpha,
         folder=folder,
         ablations=ablation.budgets(study),
+        ranges=_ranges(plan),
         published=provenance.published(plan, tasks),
         extras=() if store is None else _extras(plan, records, store),
         search=search_report.parts(tuned, best, note=generated) if tuned else (),
@@ -157,6 +158,16 @@ def _drawn(trial: Trial) -> dict[str, tuple[str, float]]:
         return {score: (score, 1.0)}
     unit, factor = kind_of(trial).loss_drawn(trial)
     return {score: (score, 1.0), "train/loss": (f"train/loss, {unit}", factor)}
+
+
+def _ranges(plan: Plan) -> dict[tuple[str, str], tuple[float, float]]:
+    """By task and metric, as the tidy table and as curves name it, the smallest and largest value of a score."""
+    found = {}
+    for task, trial in {trial.config.task: trial for trial in plan.trials}.items():
+        for metric in trial.task.metrics:
+            found[task, metric.name] = metric.range
+        found[task, next(iter(_drawn(trial)))] = trial.task.primary_metric.range
+    return found
 
 
 def _costs(plan: Plan, records: Mapping[str, Record], folder: Path) -> list[dict[str, Any]]:

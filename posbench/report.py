@@ -59,6 +59,8 @@ class StudyResults:
         notes: what stands below every table.
         ablations: by label, in what an encoding's budget (size of the model, length of training, length of rows) is
             not the baseline's, so that the two are no comparison of encodings alone.
+        ranges: by task and metric, also as curves name it, the smallest and largest value that a score can have;
+            where one is not stated, it has no ends.
         published: what papers report at the settings of the study's preset, with why a result here is none of theirs.
     """
 
@@ -76,6 +78,7 @@ class StudyResults:
     sheets: Mapping[str, pd.DataFrame] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     ablations: Mapping[str, str] = field(default_factory=dict)
+    ranges: Mapping[tuple[str, str], tuple[float, float]] = field(default_factory=dict)
     published: tuple[Published | Direction, ...] = ()
 
 

@@ -180,7 +180,7 @@ def draw(frame: pd.DataFrame, path: Path, *, note: str = "") -> list[Path]:
     encodings = list(dict.fromkeys(frame["encoding"]))
     chosen = plots.looks(encodings)
 
-    def fill(axis: Any, task: str, rows: pd.DataFrame) -> None:
+    def fill(axis: Any, key: tuple[str, str], rows: pd.DataFrame) -> None:
         for place, (encoding, look) in enumerate(chosen.items()):
             own = rows[rows["encoding"] == encoding]
             plots.line(axis, own["points"].to_numpy(), own["expected_best"].to_numpy(), encoding, look,

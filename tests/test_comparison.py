@@ -156,7 +156,7 @@ def test_three_seeds_of_many_tasks_are_three_pairs_and_no_verdict():
 
 
 @pytest.mark.parametrize(("scores", "told"), [
-    ({"nope": {"t": [0.1]}, **{name: {"t": ["failed"]} for name in "abcd"}}, "5 encodings, 1 of them with a score, and"),
+    ({"nope": {"t": [0.1]}, **{name: {"t": ["failed"]} for name in "abcd"}}, "5 encodings, 1 of them with a score,"),
     ({"nope": {"t": [0.1]}, "rope": {"t": [0.2]}}, "here are 2 encodings and 1 such task."),
     ({"nope": {"t": ["failed"]}}, "here is 1 encoding, none of them with a score, and 1 such task."),
     ({"nope": {"t": [0.1], "u": [0.1]}, "rope": {"t": [0.2], "u": ["missing"]}}, "are 2 encodings and 1 such task."),

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from posbench.reports.scoreboard import REPORT
+from statsmodels.stats import power
 
 from posbench import results
 from posbench.errors import UserError
@@ -119,6 +120,29 @@ def test_one_seed_has_no_interval(tmp_path):
     document = REPORT.document(study(table({"learned": {"t": [0.5]}, "rope": {"t": [0.6]}}), tmp_path))
     assert cell(document, "Quality", "rope", "t") == ".600" and cell(document, "Difference", "rope", "t") == "+.100"
     assert cell(document, "Difference", "detectable", "t") == "-"
+
+
+@pytest.mark.parametrize(("metric", "ends", "seen"), [
+    ("accuracy", (0.0, 1.0), False), ("mcc", (-1.0, 1.0), True), ("bits per byte", (0.0, float("inf")), True),
+])
+def test_a_difference_beyond_the_range_of_scores_is_none_that_could_be_found(tmp_path, metric, ends, seen):
+    """Two seeds: 1.31 is detectable, which two accuracies cannot differ by, and two correlations can."""
+    rows = table({"learned": {"t": [0.5, 0.5]}, "rope": {"t": [0.5, 0.66]}}, metric=metric)
+    document = REPORT.document(study(rows, tmp_path, ranges={("t", metric): ends}))
+    # The upper tail of a two-sided test; the lower one adds nothing.
+    wanted = power.TTestPower().solve_power(nobs=2, alpha=0.025, power=0.8, alternative="larger")
+    shown = cell(document, "Difference", "detectable", "t")
+    assert shown == (f"{wanted * np.std([0, 0.16], ddof=1):.3f}" if seen else "none")
+    notes = next(part.notes for part in document.parts if part.title.startswith("Difference"))
+    assert any("Detectable 'none'" in note for note in notes) != seen
+
+
+def test_over_all_tasks_scores_differ_by_at_most_the_mean_of_the_tasks_ranges(tmp_path):
+    rows = table({"learned": {t: [0.5, 0.5] for t in "ab"}, "rope": {t: [0.5, 0.66] for t in "ab"}})
+    for upper, seen in ((1.0, False), (3.0, True)):  # 1.31 against a mean of 1, and of 2
+        ranges = {("a", "accuracy"): (0.0, 1.0), ("b", "accuracy"): (0.0, upper)}
+        shown = cell(REPORT.document(study(rows, tmp_path, ranges=ranges)), "Difference", "detectable", "all tasks")
+        assert (shown != "none") == seen
 
 
 def test_too_few_seeds_are_said_once_and_no_star_is_printed(written):
