@@ -18,6 +18,7 @@ from posbench.locks import exclusive
 from posbench.objective import Kept, kind_of, objective_of
 from posbench.plots import CURVE_COLUMNS
 from posbench.report import StudyResults
+from posbench.signs import Signs
 from posbench.store import Record, Store, write_atomically
 from posbench.study import Plan
 from posbench.study_folder import declarations
@@ -41,6 +42,7 @@ def study_results(plan: Plan, records: Mapping[str, Record], folder: Path, store
     study, tuned = plan.study, plan.tuned
     costs = _costs(plan, records, folder)
     best = search_report.expected(tuned) if tuned else pd.DataFrame()
+    signs = Signs(budgets=ablation.budgets(study), own=search_report.own_options(tuned.search) if tuned else {})
     generated = "Generated data." if study.data.source == "generated" else ""
     tasks = provenance.of_tasks(plan)
     drawn = {task: _drawn(trial) for task, trial in {trial.config.task: trial for trial in plan.trials}.items()}
@@ -60,11 +62,11 @@ def study_results(plan: Plan, records: Mapping[str, Record], folder: Path, store
         baseline=study.baseline,
         alpha=study.alpha,
         folder=folder,
-        ablations=ablation.budgets(study),
+        signs=signs,
         ranges=_ranges(plan),
         published=provenance.published(plan, tasks),
         extras=() if store is None else _extras(plan, records, store),
-        search=search_report.parts(tuned, best, note=generated) if tuned else (),
+        search=search_report.parts(tuned, best, signs=signs, note=generated) if tuned else (),
         sheets={"search": search_report.points(tuned), "expected_best": best} if tuned else {},
         notes=(search_report.budget(tuned.search),) if tuned else (),
     )

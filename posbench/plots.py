@@ -60,7 +60,7 @@ def learning_curves(frame: pd.DataFrame, path: Path, *, ranges: Ranges = Mapping
                f"values; large cross: a seed has no finite value beyond. {note}")
     return panelled(parts, encodings, lambda axis, key, points: _curves(axis, points, chosen,
                                                                         ranges.get(key, panels.UNLIMITED)),
-                    path, across="optimizer step", caption=caption, above=0.9)
+                    path, across="optimizer step", caption=caption)
 
 
 def by_length(frame: pd.DataFrame, path: Path, *, trained: Mapping[str, int],
@@ -98,18 +98,18 @@ def by_length(frame: pd.DataFrame, path: Path, *, trained: Mapping[str, int],
 
     caption = ("Mean over seeds, band: 95 % t interval, cut at the panel's edge, which is the range of the scores; "
                f"dotted line: trained length. Where a line ends early the encoding is refused beyond. {note}")
-    return panelled(parts, encodings, draw, path, across="tokens", caption=caption, above=0.9)
+    return panelled(parts, encodings, draw, path, across="tokens", caption=caption)
 
 
 def panelled(parts: list, encodings: list[str], draw: Callable[[Axes, tuple[str, str], pd.DataFrame], None],
-             path: Path, *, across: str, caption: str, above: float) -> list[Path]:
+             path: Path, *, across: str, caption: str) -> list[Path]:
     """A panel for each ((task, metric), points), up to three in a row, with one legend beside and a caption over them.
 
     Args:
         parts, encodings: what is drawn, and the names in the legend's order.
         draw: fills one panel, given its task and metric.
         path: where to write, without a suffix.
-        across: label of the axis below. caption: its text. above: inches for it.
+        across: label of the axis below. caption: its text, for whose lines room is made.
     """
     columns = min(3, len(parts))
     down = math.ceil(len(parts) / columns)
@@ -117,6 +117,8 @@ def panelled(parts: list, encodings: list[str], draw: Callable[[Axes, tuple[str,
         wide = 4.0 * columns
         # Inches beside the panels for the legend; the caption keeps out of them.
         legend = 0.9 + 0.1 * max(len(str(name)) for name in encodings)
+        title = textwrap.fill(caption.strip(), int(12 * wide))
+        above = 0.2 + 0.17 * len(title.split("\n"))
         figure = Figure(figsize=(wide + legend, 2.9 * down + above), layout="constrained")
         axes = figure.subplots(down, columns, squeeze=False).ravel()
         for axis in axes[len(parts):]:
@@ -130,7 +132,7 @@ def panelled(parts: list, encodings: list[str], draw: Callable[[Axes, tuple[str,
         named = [name for name in encodings if name in lines]
         figure.legend([lines[name] for name in named], named, loc="outside right upper", title="encoding",
                       frameon=False)
-        figure.suptitle(textwrap.fill(caption.strip(), int(12 * wide)), fontsize=10, x=0.01, ha="left")
+        figure.suptitle(title, fontsize=10, x=0.01, ha="left")
         return save(figure, path)
 
 
@@ -166,7 +168,7 @@ def rank_plot(comparison: Comparison, path: Path, *, note: str = "") -> list[Pat
             # A name is text and never mathematics, whatever dollar signs it holds.
             axis.text(end + (-0.05 if left else 0.05), y, f"{name}  {rank:.2f}" if left else f"{rank:.2f}  {name}",
                       ha="right" if left else "left", va="center", fontsize=10, parse_math=False)
-        figure.suptitle(_rank_caption(ranking, comparison.alpha) + (f" {note}" if note else ""), fontsize=9.5)
+        figure.suptitle(_rank_caption(ranking, comparison.alpha) + (f"\n{note}" if note else ""), fontsize=9.5)
         return save(figure, path)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping
 from statistics import mean
 
 from posbench.cells import Column
@@ -39,13 +38,11 @@ def quality(comparison: Comparison, common: tuple[str, ...]) -> Table:
                  rows=tuple(rows), notes=(*notes, *common))
 
 
-def differences(comparison: Comparison, ablations: Mapping[str, str], ranges: Ranges,
-                common: tuple[str, ...]) -> Table:
+def differences(comparison: Comparison, ranges: Ranges, common: tuple[str, ...]) -> Table:
     """Encodings but the baseline down, with the least difference that each column could have shown."""
     columns = comparison.columns
     others = [encoding for encoding in comparison.encodings if encoding != comparison.baseline]
-    rows = [(("‡ " if encoding.partition(VARIANT)[0] in ablations else "") + encoding,
-             *(_change(comparison, encoding, column) for column in columns)) for encoding in others]
+    rows = [(encoding, *(_change(comparison, encoding, column) for column in columns)) for encoding in others]
     detectable = tuple(_detectable(comparison, column, ranges) for column in columns)
     pairs = tuple(span([len(entry.pairs) for entry in (comparison.differences[name, column.label] for name in others)
                         if entry.pairs]) for column in columns)
@@ -62,8 +59,6 @@ def differences(comparison: Comparison, ablations: Mapping[str, str], ranges: Ra
     if any(column.label == ALL_TASKS for column in columns):
         notes.append("All tasks: paired by seed too, each seed with its mean over tasks, so that interval, p and "
                      "detectable difference are over seeds, of exactly these tasks, and say nothing of others.")
-    if marked := [f"{name}: {ablations[name]}" for name in others if name in ablations]:
-        notes.append("‡ Ablations, and no comparison of encodings at an equal budget: " + "; ".join(marked) + ".")
     notes.append("Uncorrected p, all counts and verdicts: comparisons.csv.")
     return Table(title=f"Difference to '{comparison.baseline}'", columns=("encoding", *map(_head, columns)),
                  rows=tuple(rows), footer=(("detectable", *detectable), ("pairs", *pairs)), notes=(*notes, *common))

@@ -18,6 +18,7 @@ from posbench.errors import UserError
 from posbench.numerals import NONE, amount, compared, counted, p_value, span
 from posbench.report import Document, Figure, Report, StudyResults
 from posbench.results import STATUSES
+from posbench.signs import Signs
 from posbench.tables import Table
 
 STATED = ("suite", "preset", "data source", "machine", "threads", "versions")
@@ -41,38 +42,48 @@ class Scoreboard(Report):
             raise UserError(f"report {self.name}: the study has no trials; run it first")
         comparison = compare(context.frame, baseline=context.baseline, alpha=context.alpha)
         # Tables and figures are copied out of their page, so each says on how many trials it rests, and on what data.
-        note = "Generated data." if _generated(context) else ""
+        signs, note = context.signs, "Generated data." if _generated(context) else ""
+        drawn = f"{signs.caption(comparison.encodings)} {note}".strip()
         common = (*filter(None, (_counted(lengths.trained(context.frame)), note)), *context.notes)
         parts: list[Table | Figure] = [quality(comparison, common)]
         if comparison.differences:
-            parts.append(differences(comparison, context.ablations, context.ranges, common))
+            parts.append(differences(comparison, context.ranges, common))
         if comparison.ranking is not None:
             parts.append(_ranks(comparison, common))
             if len(comparison.ranking.tasks) >= RANKED:
-                draw = partial(plots.rank_plot, comparison, note=note)
+                draw = partial(plots.rank_plot, _signed(comparison, signs), note=drawn)
                 parts.append(Figure(title="Average ranks", name="ranks", draw=draw))
         trained = lengths.trained(context.frame)
         parts += lengths.tables(context.frame, common, left_out=DRAWN)
         if not lengths.several(context.frame).empty:
             parts.append(Figure(title="Scores by length", name="lengths",
-                                draw=partial(plots.by_length, lengths.several(context.frame),
+                                draw=partial(plots.by_length, signs.frame(lengths.several(context.frame)),
                                              trained=lengths.trained_lengths(context.frame), ranges=context.ranges,
-                                             note=note)))
+                                             note=drawn)))
         parts += [replace(table, notes=(*table.notes, *common)) for table in context.extras]
         parts += published.tables(context.published, context.frame, alpha=context.alpha, common=common)
         parts += [_costs(context.costs, list(dict.fromkeys(trained["encoding"]))), _ran(trained)]
         parts += [*_broken(trained), _columns(comparison.columns)]
         if not context.curves.empty:
             parts.append(Figure(title="Learning curves", name="curves",
-                                draw=partial(plots.learning_curves, context.curves, ranges=context.ranges,
-                                             note=note)))
+                                draw=partial(plots.learning_curves, signs.frame(context.curves), ranges=context.ranges,
+                                             note=drawn)))
         parts += context.search
         return Document(title=context.title, header=_header(context, comparison),
-                        warnings=_warnings(context, comparison), parts=tuple(parts))
+                        warnings=_warnings(context, comparison), parts=tuple(
+                            signs.table(part) if isinstance(part, Table) else part for part in parts))
 
     def data(self, context: StudyResults) -> dict[str, pd.DataFrame]:
         comparison = compare(context.frame, baseline=context.baseline, alpha=context.alpha)
-        return {"tidy": context.frame, "comparisons": comparison.table(), **context.sheets}
+        return {"tidy": context.frame, "comparisons": context.signs.told(comparison.table()), **context.sheets}
+
+
+def _signed(comparison: Comparison, signs: Signs) -> Comparison:
+    """The comparison for a figure of its ranks, in which names bear their signs."""
+    ranking = comparison.ranking
+    assert ranking is not None
+    return replace(comparison, ranking=replace(ranking, average={
+        signs.named(name): rank for name, rank in ranking.average.items()}))
 
 
 def _generated(context: StudyResults) -> bool:
