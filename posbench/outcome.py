@@ -55,7 +55,8 @@ def study_results(plan: Plan, records: Mapping[str, Record], folder: Path, store
         title=f"posbench: {plan.trials[0].suite.title}, preset {study.preset}",
         header=provenance.header(plan, records, tasks) | declaration.told(declarations(folder))
         | (search_report.header(study, tuned) if tuned else {}),
-        warnings=provenance.warnings(plan, tasks) + (search_report.warnings(tuned) if tuned else ()),
+        warnings=(*provenance.warnings(plan, tasks), *filter(None, (cost.warning(costs),)),
+                  *(search_report.warnings(tuned) if tuned else ())),
         frame=_frame(plan, records, costs),
         curves=pd.DataFrame(curves, columns=list(CURVE_COLUMNS)),
         costs=pd.DataFrame(costs, columns=list(cost.COLUMNS)),

@@ -11,7 +11,7 @@ from functools import partial
 import pandas as pd
 from posbench.reports._scoreboard_cells import differences, quality
 
-from posbench import lengths, plots, published
+from posbench import cost, lengths, plots, published
 from posbench.cells import Column
 from posbench.comparison import ALL_TASKS, Comparison, compare
 from posbench.errors import UserError
@@ -176,12 +176,20 @@ def _costs(costs: pd.DataFrame, encodings: Sequence[str]) -> Table:
     rows = []
     for encoding in encodings:
         row = known.get(encoding)
-        rows.append((encoding, *(amount(getattr(row, name, None), scale, form) for name, scale, form in (
+        parameters, flops, step, memory = (amount(getattr(row, name, None), scale, form) for name, scale, form in (
             ("parameters", 1, "{:,.0f}"), ("flops", 1, "{:.3g}"), ("step_seconds", 1e3, "{:.1f}"),
-            ("step_ratio", 1, "{:.2f}"), ("peak_memory", 2**-20, "{:,.2f}")))))
-    return Table(title="Cost", columns=("encoding", "parameters", "FLOPs of a step", "step, ms", "step / nope",
-                                        "peak memory, MiB"), rows=tuple(rows),
-                 notes=("Step / nope: step time over that of nope in the same study, on the machine above.",))
+            ("peak_memory", 2**-20, "{:,.2f}")))
+        rows.append((encoding, parameters, flops, step, NONE if row is None else cost.ratio(row), memory))
+    over = {row.step_over for row in known.values() if isinstance(getattr(row, "step_over", None), str)}
+    name = next(iter(over), "")
+    notes = [f"Step / {name}: step time over that of {name} in the same study, on the machine above." if name else
+             "Step / bare: step time over that of the same model without any encoding, measured in the same run, on "
+             "the machine above."]
+    if any("[" in row[4] for row in rows):
+        notes.append("In brackets the quartiles over rounds of the ratio within a round.")
+    return Table(title="Cost", columns=("encoding", "parameters", "FLOPs of a step", "step, ms",
+                                        f"step / {name or 'bare'}", "peak memory, MiB"),
+                 rows=tuple(rows), notes=tuple(notes))
 
 
 def _ran(frame: pd.DataFrame) -> Table:

@@ -202,6 +202,25 @@ def test_costs_that_were_not_measured_are_no_numbers(frame, tmp_path):
     assert ("rope", "1,234,567", "-", "12.3", "1.25", "-") in found.rows and ("nope", *["-"] * 5) in found.rows
 
 
+def costs_of(name: str, **changes: object) -> pd.DataFrame:
+    return pd.DataFrame([{"encoding": name, "parameters": 1, "flops": 1e9, "step_ratio": 1.074, "step_ratio_low": 1.05,
+                          "step_ratio_high": 1.089, "step_seconds": 0.1, "peak_memory": 1.0, **changes}])
+
+
+@pytest.mark.parametrize(("over", "head", "words"), [
+    ("nope", "step / nope", "over that of nope in the same study"),
+    ("", "step / bare", "over that of the same model without any encoding, measured in the same run"),
+])
+def test_costs_say_over_what_they_are_and_how_they_spread(frame, tmp_path, over, head, words):
+    document = REPORT.document(study(frame, tmp_path, costs=costs_of("rope", step_over=over)))
+    assert cell(document, "Cost", "rope", head) == "1.07 [1.05, 1.09]"
+    (found,) = [part for part in document.parts if part.title == "Cost"]
+    assert any(words in note for note in found.notes) and any("quartiles" in note for note in found.notes)
+    assert ("nope" in "".join(found.notes)) == bool(over)
+    texts = [document.text(), document.markdown(), document.latex(), document.html(defaultdict(bytes))]
+    assert all(re.search(r"1\.07 \\?\[1\.05, 1\.09\\?\]", text) for text in texts)
+
+
 def test_a_study_without_trials_or_curves(frame, tmp_path):
     with pytest.raises(UserError, match="no trials"):
         REPORT.write(study(results.frame([]), tmp_path, costs=pd.DataFrame(columns=["encoding"])))
