@@ -57,8 +57,8 @@ def differences(comparison: Comparison, ranges: Ranges, common: tuple[str, ...])
                      + (f" * p ≤ {comparison.alpha:g}." if any(_starred(comparison, entry)
                                                               for entry in comparison.differences.values()) else ""))
     if any(column.label == ALL_TASKS for column in columns):
-        notes.append("All tasks: paired by seed too, each seed with its mean over tasks, so that interval, p and "
-                     "detectable difference are over seeds, of exactly these tasks, and say nothing of others.")
+        notes.append("All tasks: paired by seed too, each seed with its mean over tasks, so that interval, test "
+                     "and detectable difference are over seeds, of exactly these tasks, and say nothing of others.")
     notes.append("Uncorrected p, all counts and verdicts: comparisons.csv.")
     return Table(title=f"Difference to '{comparison.baseline}'", columns=("encoding", *map(_head, columns)),
                  rows=tuple(rows), footer=(("detectable", *detectable), ("pairs", *pairs)), notes=(*notes, *common))

@@ -162,12 +162,13 @@ def _ranks(comparison: Comparison, common: tuple[str, ...]) -> Table:
             z, p = ranking.control.z[place[row[0]]], ranking.control.p_holm[place[row[0]]]
             row += [NONE if math.isnan(z) else f"{z:+.2f}", NONE if math.isnan(p) else p_value(p)]
     test = ranking.friedman
-    notes = (f"Friedman over {test.n} tasks: chi² = {test.chi2:.2f}, Iman-Davenport F = {test.f:.2f}, "
+    notes = [f"Friedman over {test.n} tasks: chi² = {test.chi2:.2f}, Iman-Davenport F = {test.f:.2f}, "
              f"p {compared(test.p)} ({test.form}). Critical difference {ranking.critical_difference:.2f} "
-             f"(Nemenyi, {comparison.alpha:g}).",
-             "z is negative where the encoding ranks better than the baseline.")
+             f"(Nemenyi, {comparison.alpha:g})."]
+    if len(heads) > 2:
+        notes.append("z is negative where the encoding ranks better than the baseline.")
     if test.n < RANKED:
-        notes = (f"Ranks over {test.n} tasks are described and not tested: {RANKED} tasks are the least for that.",)
+        notes = [f"Ranks over {test.n} tasks are described and not tested: {RANKED} tasks are the least for that."]
     return Table(title="Ranks over tasks", columns=tuple(heads), rows=tuple(map(tuple, rows)), notes=(*notes, *common))
 
 

@@ -111,6 +111,20 @@ def test_ranks_over_few_tasks_are_described_and_not_tested(tmp_path):
         assert ("Average ranks" in [part.title for part in document.parts]) == tested
 
 
+def test_notes_explain_only_what_their_table_shows(tmp_path):
+    scores = {name: {f"t{task}": [low, 0.6, 0.7] for task in range(5)} for name, low in (("nope", 0.5), ("t5", 0.7))}
+    for baseline, seeds, shown in (("nope", 3, "z"), ("learned", 3, ""), ("nope", 7, "z p")):
+        rows = table({name: {task: (3 * list(values))[:seeds] for task, values in own.items()}
+                      for name, own in scores.items()})
+        parts = [part for part in REPORT.document(study(rows, tmp_path, baseline=baseline)).parts
+                 if isinstance(part, Table)]
+        notes = " ".join(note for part in parts for note in part.notes)
+        cells = " ".join(entry for part in parts for row in part.rows for entry in row)
+        assert ("z is negative" in notes) == ("z" in shown)
+        assert ("p: sign-flip" in notes) == ("p" in shown) == ("\np " in cells)
+        assert ("* p ≤" in notes) == (" *" in cells) and ("this p" not in notes)
+
+
 def test_warnings_of_the_study_stand_above_the_tables(frame, tmp_path):
     text = REPORT.document(study(frame, tmp_path, warnings=("Many rows are cut.",))).text()
     assert text.index("! Many rows are cut.") < text.index("Quality")
