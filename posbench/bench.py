@@ -96,9 +96,11 @@ def document(table: pd.DataFrame, bench: Bench) -> Document:
         ("rounds", f"{bench.rounds}, each one step of every encoding in turn; medians"),
     )
     broken = table[table["step_seconds"].isna()]
-    warnings = tuple(f"{row.encoding} at length {row.length}: {row.reason}" for row in broken.itertuples())
+    busy = cost.warning(table.to_dict("records"))
+    warnings = (*((busy,) if busy else ()),
+                *(f"{row.encoding} at length {row.length}: {row.reason}" for row in broken.itertuples()))
     return Document(title="posbench: costs of a training step", header=header, warnings=warnings, parts=(
-        _across(table, "Step time over nope's", _ratio,
+        _across(table, "Step time over nope's", cost.ratio,
                 ("In brackets the quartiles over rounds of the ratio within a round.",)),
         _across(table, "Thousand tokens per second", lambda row: amount(row.tokens_per_second, 1e-3, "{:,.1f}"), ()),
         _across(table, "Peak memory of a step, MiB", lambda row: amount(row.peak_memory, 2**-20, "{:,.1f}"),
@@ -126,12 +128,6 @@ def _across(table: pd.DataFrame, title: str, cell: Callable[[Any], str], notes: 
     cells = {(row.encoding, row.length): cell(row) for row in table.itertuples()}
     rows = tuple((name, *(cells[name, length] for length in lengths)) for name in dict.fromkeys(table["encoding"]))
     return Table(title=title, columns=("encoding", *map(str, lengths)), rows=rows, notes=tuple(notes))
-
-
-def _ratio(row: Any) -> str:
-    if row.step_ratio is None or math.isnan(row.step_ratio):
-        return NONE
-    return f"{row.step_ratio:.2f} [{row.step_ratio_low:.2f}, {row.step_ratio_high:.2f}]"
 
 
 def _growth(table: pd.DataFrame) -> tuple[Table, ...]:

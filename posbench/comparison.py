@@ -31,7 +31,7 @@ class Difference:
     """One encoding minus the baseline in one column.
 
     Attributes:
-        pairs: what was paired: seeds, and over all tasks (task, seed) blocks.
+        pairs: the seeds that were paired; over all tasks a seed is one pair, of its means over tasks.
         estimate: mean difference with its interval, not adjusted for the number of comparisons; None without pairs.
         p: two-sided p of the sign-flip test; NaN where no comparison is made.
         p_holm: p adjusted over all encodings of the column.
@@ -131,7 +131,7 @@ def compare(table: pd.DataFrame, *, baseline: str = "learned", alpha: float = 0.
     detectable: dict[str, float] = {}
     for column in (*columns, *together):
         parts = [column] if column.label != ALL_TASKS else list(columns)
-        family = {} if known is None else {encoding: _difference(cells, encoding, known, column.label, parts)
+        family = {} if known is None else {encoding: _difference(cells, encoding, known, column, parts)
                                            for encoding in encodings if encoding != known}
         adjusted = _adjusted(family, column, needed=needed, alpha=alpha)
         differences.update({(encoding, column.label): entry for encoding, entry in adjusted.items()})
@@ -168,29 +168,26 @@ def _all_tasks(encodings: Sequence[str], columns: Sequence[Column], cells: Grid,
                    higher_is_better=columns[0].higher_is_better, planned=tuple(planned), run=tuple(run))]
 
 
-def _difference(cells: Grid, encoding: str, baseline: str, label: str, parts: Sequence[Column]) -> Difference:
-    """Pairs of one column, or of several: then a block is one seed of one task, averaged over the task's columns."""
-    for name, cell in (("", cells[encoding, label]), ("baseline ", cells[baseline, label])):
-        if cell.broken:
+def _difference(cells: Grid, encoding: str, baseline: str, column: Column, parts: Sequence[Column]) -> Difference:
+    """One column paired by seed; over several `parts` a seed counts once, with the mean over tasks that it has there.
+
+    Tasks of one seed share first weights and may all lean one way, so that (task, seed) pairs would be no independent
+    ones; and how much tasks differ from one another says nothing of how well the mean over these tasks is known.
+    """
+    new, old = cells[encoding, column.label], cells[baseline, column.label]
+    for name, cell in (("", new), ("baseline ", old)):
+        if cell.broken or (column not in parts and cell.estimate is None):
             return Difference(verdict=f"not compared: {name}{cell.trouble}")
-        if len(parts) > 1 and cell.estimate is None:
-            return Difference(verdict=f"not compared: {name}{cell.trouble}")
-    pairs: dict[str, tuple[float, float]] = {}
-    for task, group in _by_task(parts).items():
-        sides = [(cells[encoding, column.label], cells[baseline, column.label]) for column in group]
-        for seed in group[0].run:
-            if any(seed not in side.values for pair in sides for side in pair):
-                continue
-            if any(new.examples.get(seed) != old.examples.get(seed) for new, old in sides):
-                return Difference(verdict="not compared: other numbers of examples")
-            block = f"{task}/{seed}" if len(parts) > 1 else str(seed)
-            pairs[block] = (float(np.mean([new.values[seed] for new, _ in sides])),
-                            float(np.mean([old.values[seed] for _, old in sides])))
-    if not pairs:
+    seeds = [seed for seed in column.run if seed in new.values and seed in old.values]
+    for part in parts:
+        one, other = cells[encoding, part.label].examples, cells[baseline, part.label].examples
+        if any(one.get(seed) != other.get(seed) for seed in seeds):
+            return Difference(verdict="not compared: other numbers of examples")
+    if not seeds:
         return Difference(verdict="not compared: no seed in common")
-    new_side, old_side = zip(*pairs.values(), strict=True)
+    new_side, old_side = ([cell.values[seed] for seed in seeds] for cell in (new, old))
     estimate = paired_difference(treatment=new_side, baseline=old_side)
-    return Difference(pairs=tuple(pairs), estimate=estimate,
+    return Difference(pairs=tuple(map(str, seeds)), estimate=estimate,
                       p=sign_flip_p(np.subtract(new_side, old_side).tolist()))
 
 
@@ -202,8 +199,7 @@ def _adjusted(family: dict[str, Difference], column: Column, *, needed: int, alp
         if entry.estimate is not None:
             more = needed - len(entry.pairs)
             if more > 0:
-                unit = "(task, seed) pair" if column.label == ALL_TASKS else "seed"
-                verdict = f"needs {more} more {unit}{'s' if more > 1 else ''}"
+                verdict = f"needs {counted(more, 'more seed')}"
             elif p <= alpha:
                 verdict = "better" if (entry.estimate.mean > 0) == column.higher_is_better else "worse"
             else:
@@ -235,8 +231,11 @@ def _ranking(encodings: tuple[str, ...], columns: Sequence[Column], cells: Grid,
     if left_out:
         notes.append(f"Left out of the ranks, because a trial is missing or directions differ: {', '.join(left_out)}.")
     if len(encodings) < 2 or len(tasks) < 2:
-        notes.append(f"No ranks: they need two encodings and two tasks without a missing score; here are "
-                     f"{len(encodings)} and {len(tasks)}.")
+        with_score = sum(any(cells[encoding, column.label].estimate for column in columns) for encoding in encodings)
+        some = f", {with_score or 'none'} of them with a score," if with_score < len(encodings) else ""
+        notes.append(f"No ranks: they need two encodings, and two tasks that all of them have run; here "
+                     f"{'is' if len(encodings) == 1 else 'are'} {counted(len(encodings), 'encoding')}{some} and "
+                     f"{counted(len(tasks), 'such task')}.")
         return None
     ranks = rank_rows(np.array(scores), higher_is_better=directions)
     means = [float(rank) for rank in ranks.mean(axis=0)]

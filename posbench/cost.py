@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,14 +18,17 @@ from torch.utils.flop_counter import FlopCounterMode
 from posbench.config import ModelConfig, TrainConfig
 from posbench.encoding import HOOKS, Encoding, overrides
 from posbench.errors import Terminated, reason_of
+from posbench.numerals import NONE, amount, counted
 from posbench.transformer import Head, Transformer
 
 # The profiler's back end reports its own start and stop on standard error otherwise.
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 ROUNDS = 41
-COLUMNS = ("encoding", "parameters", "flops", "step_ratio", "step_ratio_low", "step_ratio_high", "step_seconds",
-           "peak_memory", "reason")
+COLUMNS = ("encoding", "parameters", "flops", "step_ratio", "step_ratio_low", "step_ratio_high", "step_over",
+           "step_seconds", "peak_memory", "load", "cores", "reason")
 WARMUP = 3
+BUSY = 1.5
+"""Processes at work for each core of the machine beyond which step times are those of a busy one."""
 LARGEST = 10**11
 """FLOPs of a step that is run to learn what it costs before a study."""
 
@@ -65,10 +68,13 @@ def measure(
 
     Returns:
         One dict an encoding: encoding, parameters, flops (of one step), step_ratio (to the template without an
-        encoding), step_ratio_low and step_ratio_high (quartiles of that ratio over rounds), step_seconds, peak_memory
-        (bytes live at once in a step, weights and optimizer left out), reason. All but the reason are None where the
-        encoding broke down.
+        encoding), step_ratio_low and step_ratio_high (quartiles of that ratio over rounds), step_over (label of the
+        encoding among these that is that template, or an empty text where it was measured beside them), step_seconds,
+        peak_memory (bytes live at once in a step, weights and optimizer left out), load (processes at work on the
+        machine in the minute before) and its cores, both None where the system does not say, reason. Costs are None
+        where the encoding broke down.
     """
+    busy = _busy()
     torch.set_num_threads(train.threads)
     device = torch.device("cuda" if train.device != "cpu" and torch.cuda.is_available() else "cpu")
     steps: dict[str, tuple[Transformer, Callable[[], None]]] = {}
@@ -85,7 +91,7 @@ def measure(
             steps.pop(label, None)
             reasons[label] = reason_of(error)
     if "" not in steps:  # what not even the bare template can do has no costs to compare
-        return [dict.fromkeys(COLUMNS) | {"encoding": label, "reason": reasons.get(label, reasons[""])}
+        return [dict.fromkeys(COLUMNS) | busy | {"encoding": label, "reason": reasons.get(label, reasons[""])}
                 for label in encodings]
     seconds: dict[str, list[float]] = {label: [] for label in steps}
     labels = list(steps)
@@ -103,14 +109,41 @@ def measure(
                  and shapes.get(label, shape) == shape), "")
     rows = []
     for label in encodings:
-        row: dict[str, Any] = dict.fromkeys(COLUMNS) | {"encoding": label, "reason": reasons.get(label, "")}
+        row: dict[str, Any] = dict.fromkeys(COLUMNS) | busy | {"encoding": label, "reason": reasons.get(label, "")}
         if label in steps:
             low, high = _quartiles([a / b for a, b in zip(seconds[label], seconds[bare], strict=True)])
             row |= _costs(*steps[label], device)
             row |= {"step_ratio": middle[label] / middle[bare], "step_ratio_low": low, "step_ratio_high": high,
-                    "step_seconds": middle[label]}
+                    "step_over": bare, "step_seconds": middle[label]}
         rows.append(row)
     return rows
+
+
+def _busy() -> dict[str, Any]:
+    if not hasattr(os, "getloadavg"):
+        return {"load": None, "cores": None}
+    # The load is the machine's, whatever part of it this process may use.
+    return {"load": round(os.getloadavg()[0], 2), "cores": os.cpu_count()}
+
+
+def warning(rows: Iterable[Mapping[Any, Any]]) -> str:
+    """What must be read before step times that were measured on a busy machine; an empty text for all others."""
+    for row in rows:
+        load, cores = row.get("load"), row.get("cores")
+        timed = amount(row.get("step_seconds"), 1, "{}") != NONE
+        if timed and load and cores and load > BUSY * cores:
+            return (f"Costs were measured on a busy machine: a load of {load:.1f} on "
+                    f"{counted(int(cores), 'core')} in the minute before. Step times are those of that machine, and "
+                    "ratios less certain than their quartiles say; parameters, FLOPs and memory are not touched.")
+    return ""
+
+
+def ratio(row: Any) -> str:
+    """'1.07 [1.05, 1.09]', a row's ratio of step times with its quartiles over rounds, where they are known."""
+    if amount(row.step_ratio, 1, "{:.2f}") == NONE:
+        return NONE
+    ends = [amount(getattr(row, name, None), 1, "{:.2f}") for name in ("step_ratio_low", "step_ratio_high")]
+    return f"{row.step_ratio:.2f}" + ("" if NONE in ends else f" [{', '.join(ends)}]")
 
 
 def _quartiles(values: list[float]) -> tuple[float, float]:

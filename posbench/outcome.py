@@ -18,6 +18,7 @@ from posbench.locks import exclusive
 from posbench.objective import Kept, kind_of, objective_of
 from posbench.plots import CURVE_COLUMNS
 from posbench.report import StudyResults
+from posbench.signs import Signs
 from posbench.store import Record, Store, write_atomically
 from posbench.study import Plan
 from posbench.study_folder import declarations
@@ -42,6 +43,7 @@ def study_results(plan: Plan, records: Mapping[str, Record], folder: Path, store
     history = declarations(folder)
     costs = _costs(plan, records, folder)
     best = search_report.expected(tuned) if tuned else pd.DataFrame()
+    signs = Signs(budgets=ablation.budgets(study), own=tuned.search.own_options if tuned else {})
     generated = "Generated data." if study.data.source == "generated" else ""
     tasks = provenance.of_tasks(plan)
     drawn = {task: _drawn(trial) for task, trial in {trial.config.task: trial for trial in plan.trials}.items()}
@@ -55,6 +57,7 @@ def study_results(plan: Plan, records: Mapping[str, Record], folder: Path, store
         header=provenance.header(plan, records, tasks) | declaration.told(history)
         | (search_report.header(study, tuned) if tuned else {}),
         warnings=(*declaration.warnings(history), *provenance.warnings(plan, tasks),
+                  *filter(None, (cost.warning(costs),)),
                   *(search_report.warnings(tuned) if tuned else ())),
         frame=_frame(plan, records, costs),
         curves=pd.DataFrame(curves, columns=list(CURVE_COLUMNS)),
@@ -62,10 +65,11 @@ def study_results(plan: Plan, records: Mapping[str, Record], folder: Path, store
         baseline=study.baseline,
         alpha=study.alpha,
         folder=folder,
-        ablations=ablation.budgets(study),
+        signs=signs,
+        ranges=_ranges(plan),
         published=provenance.published(plan, tasks),
         extras=() if store is None else _extras(plan, records, store),
-        search=search_report.parts(tuned, best, note=generated) if tuned else (),
+        search=search_report.parts(tuned, best, signs=signs, note=generated) if tuned else (),
         sheets={"search": search_report.points(tuned), "expected_best": best} if tuned else {},
         notes=(search_report.budget(tuned.search),) if tuned else (),
     )
@@ -159,6 +163,16 @@ def _drawn(trial: Trial) -> dict[str, tuple[str, float]]:
         return {score: (score, 1.0)}
     unit, factor = kind_of(trial).loss_drawn(trial)
     return {score: (score, 1.0), "train/loss": (f"train/loss, {unit}", factor)}
+
+
+def _ranges(plan: Plan) -> dict[tuple[str, str], tuple[float, float]]:
+    """By task and metric, as the tidy table and as curves name it, the smallest and largest value of a score."""
+    found = {}
+    for task, trial in {trial.config.task: trial for trial in plan.trials}.items():
+        for metric in trial.task.metrics:
+            found[task, metric.name] = metric.range
+        found[task, next(iter(_drawn(trial)))] = trial.task.primary_metric.range
+    return found
 
 
 def _costs(plan: Plan, records: Mapping[str, Record], folder: Path) -> list[dict[str, Any]]:

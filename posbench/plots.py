@@ -11,7 +11,9 @@ import math
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import matplotlib
@@ -22,9 +24,10 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 
+from posbench import panels
 from posbench.comparison import Comparison, Ranking
 from posbench.errors import UserError
-from posbench.stats import t_interval
+from posbench.panels import Ranges
 from posbench.store import write_atomically
 
 CURVE_COLUMNS = ("encoding", "task", "seed", "step", "metric", "value")
@@ -33,7 +36,8 @@ _DASHES = [(), (4, 1.5), (1.2, 1.2), (5, 1.2, 1.2, 1.2)]
 _MARKS = ["o", "s", "^", "D", "v", "P"]
 
 
-def learning_curves(frame: pd.DataFrame, path: Path, *, note: str = "") -> list[Path]:
+def learning_curves(frame: pd.DataFrame, path: Path, *, ranges: Ranges = MappingProxyType({}),
+                    note: str = "") -> list[Path]:
     """One panel for each task and metric: mean over seeds, with its 95 % Student-t interval as a band.
 
     A line is drawn as far as all of its seeds have a finite value, because a mean over the seeds that are left jumps
@@ -42,6 +46,7 @@ def learning_curves(frame: pd.DataFrame, path: Path, *, note: str = "") -> list[
     Args:
         frame: columns CURVE_COLUMNS, one row a point; step counts optimizer steps.
         path: where to write, without a suffix.
+        ranges: of scores by task and metric, beyond which no band is drawn.
         note: ends the caption, such as 'generated data'.
     """
     missing = [name for name in CURVE_COLUMNS if name not in frame]
@@ -50,90 +55,84 @@ def learning_curves(frame: pd.DataFrame, path: Path, *, note: str = "") -> list[
         raise UserError(f"learning curves {path.name}: {lack}; give rows with {', '.join(CURVE_COLUMNS)}")
     encodings = list(dict.fromkeys(frame["encoding"]))
     chosen = looks(encodings)
-    panels = list(frame.groupby(["task", "metric"], sort=False, dropna=False))
-    caption = f"Mean over seeds, band: 95 % t interval, large cross: a seed has no finite value beyond. {note}"
-    return panelled(panels, encodings, lambda axis, task, points: _curves(axis, points, chosen), path,
-                     across="optimizer step", caption=caption, above=0.7)
+    parts = list(frame.groupby(["task", "metric"], sort=False, dropna=False))
+    caption = ("Mean over seeds, band: 95 % t interval, cut at the panel's edge, which is the range of the seeds' "
+               f"values; large cross: a seed has no finite value beyond. {note}")
+    return panelled(parts, encodings, lambda axis, key, points: _curves(axis, points, chosen,
+                                                                        ranges.get(key, panels.UNLIMITED)),
+                    path, across="optimizer step", caption=caption)
 
 
-def by_length(frame: pd.DataFrame, path: Path, *, trained: Mapping[str, int], note: str = "") -> list[Path]:
+def by_length(frame: pd.DataFrame, path: Path, *, trained: Mapping[str, int],
+              ranges: Ranges = MappingProxyType({}), note: str = "") -> list[Path]:
     """One panel for each task and metric: mean over seeds against the length, the band as in `learning_curves`.
 
     Args:
         frame: scored rows of the tidy table, of tasks that are scored at several lengths.
         path: where to write, without a suffix.
         trained: by task the length of training, where a vertical line stands.
-        note: ends the caption.
+        ranges, note: as in `learning_curves`.
     """
-    panels = [(key, rows) for key, rows in frame[frame["length"].notna()].groupby(["task", "metric"], sort=False)
-              if rows["length"].nunique() > 1]
-    panels = [panel for place, panel in enumerate(panels)
-              if not any(_repeats(panel, earlier) for earlier in panels[:place])]
+    parts = [(key, rows) for key, rows in frame[frame["length"].notna()].groupby(["task", "metric"], sort=False)
+             if rows["length"].nunique() > 1]
+    parts = [part for place, part in enumerate(parts)
+             if not any(panels.repeats(part, earlier) for earlier in parts[:place])]
     encodings = list(dict.fromkeys(frame["encoding"]))
     chosen = looks(encodings)
 
-    def draw(axis: Axes, task: str, points: pd.DataFrame) -> None:
+    def draw(axis: Axes, key: tuple[str, str], points: pd.DataFrame) -> None:
         axis.set_xscale("log", base=2)
-        axis.axvline(trained[task], color="0.3", lw=1.0, ls=":")
+        axis.axvline(trained[key[0]], color="0.3", lw=1.0, ls=":")
         for place, (encoding, look) in enumerate(chosen.items()):
             own = points[points["encoding"] == encoding].astype({"length": int})
             if own.empty:
                 continue
             thin = {"linewidth": 2.8 - 1.2 * place / len(chosen), "markersize": 7 - 2.5 * place / len(chosen)}
-            sns.lineplot(data=own, x="length", y="value", ax=axis, errorbar=_band, label=encoding, legend=False,
+            sns.lineplot(data=own, x="length", y="value", ax=axis, label=encoding, legend=False,
+                         errorbar=partial(panels.band, within=ranges.get(key, panels.UNLIMITED)),
                          err_kws={"alpha": 0.4 / max(len(chosen), 3), "linewidth": 0}, **{**look, **thin})
         shown = sorted(set(map(int, points["length"])))
         axis.set_xticks(shown, [str(length) for length in shown], fontsize=8)
         axis.minorticks_off()
-        # Bands of few seeds reach far outside of what a score can be, and would press the lines together.
-        low, high = points["value"].min(), points["value"].max()
-        room = 0.05 * (high - low) or 0.05
-        axis.set_ylim(low - room, high + room)
+        axis.set_ylim(panels.limits(points["value"]))
 
     caption = ("Mean over seeds, band: 95 % t interval, cut at the panel's edge, which is the range of the scores; "
                f"dotted line: trained length. Where a line ends early the encoding is refused beyond. {note}")
-    return panelled(panels, encodings, draw, path, across="tokens", caption=caption, above=0.9)
+    return panelled(parts, encodings, draw, path, across="tokens", caption=caption)
 
 
-def _repeats(panel: tuple[tuple, pd.DataFrame], earlier: tuple[tuple, pd.DataFrame]) -> bool:
-    """Whether a panel shows what another of its task does, as token accuracy does where answers are one token."""
-    if panel[0][0] != earlier[0][0]:
-        return False
-    names = ["encoding", "seed", "length"]
-    one, two = (part[1].set_index(names)["value"].sort_index() for part in (panel, earlier))
-    return one.equals(two)
-
-
-def panelled(panels: list, encodings: list[str], draw: Callable[[Axes, str, pd.DataFrame], None], path: Path, *,
-              across: str, caption: str, above: float) -> list[Path]:
+def panelled(parts: list, encodings: list[str], draw: Callable[[Axes, tuple[str, str], pd.DataFrame], None],
+             path: Path, *, across: str, caption: str) -> list[Path]:
     """A panel for each ((task, metric), points), up to three in a row, with one legend beside and a caption over them.
 
     Args:
-        panels, encodings: what is drawn, and the names in the legend's order.
-        draw: fills one panel.
+        parts, encodings: what is drawn, and the names in the legend's order.
+        draw: fills one panel, given its task and metric.
         path: where to write, without a suffix.
-        across: label of the axis below. caption: its text. above: inches for it.
+        across: label of the axis below. caption: its text, for whose lines room is made.
     """
-    columns = min(3, len(panels))
-    down = math.ceil(len(panels) / columns)
+    columns = min(3, len(parts))
+    down = math.ceil(len(parts) / columns)
     with style():
         wide = 4.0 * columns
         # Inches beside the panels for the legend; the caption keeps out of them.
         legend = 0.9 + 0.1 * max(len(str(name)) for name in encodings)
+        title = textwrap.fill(caption.strip(), int(12 * wide))
+        above = 0.2 + 0.17 * len(title.split("\n"))
         figure = Figure(figsize=(wide + legend, 2.9 * down + above), layout="constrained")
         axes = figure.subplots(down, columns, squeeze=False).ravel()
-        for axis in axes[len(panels):]:
+        for axis in axes[len(parts):]:
             axis.set_axis_off()
-        for axis, ((task, metric), points) in zip(axes, panels, strict=False):
-            draw(axis, str(task), points)
-            axis.set_title(f"{task} (n = {_seeds(points)})" if "seed" in points else str(task))
+        for axis, ((task, metric), points) in zip(axes, parts, strict=False):
+            draw(axis, (str(task), str(metric)), points)
+            axis.set_title(f"{task} (n = {panels.seeds(points)})" if "seed" in points else str(task))
             axis.set_xlabel(across)
             axis.set_ylabel(str(metric))
         lines = {line.get_label(): line for axis in axes for line in axis.get_lines()}
         named = [name for name in encodings if name in lines]
         figure.legend([lines[name] for name in named], named, loc="outside right upper", title="encoding",
                       frameon=False)
-        figure.suptitle(textwrap.fill(caption.strip(), int(12 * wide)), fontsize=10, x=0.01, ha="left")
+        figure.suptitle(title, fontsize=10, x=0.01, ha="left")
         return save(figure, path)
 
 
@@ -169,7 +168,7 @@ def rank_plot(comparison: Comparison, path: Path, *, note: str = "") -> list[Pat
             # A name is text and never mathematics, whatever dollar signs it holds.
             axis.text(end + (-0.05 if left else 0.05), y, f"{name}  {rank:.2f}" if left else f"{rank:.2f}  {name}",
                       ha="right" if left else "left", va="center", fontsize=10, parse_math=False)
-        figure.suptitle(_rank_caption(ranking, comparison.alpha) + (f" {note}" if note else ""), fontsize=9.5)
+        figure.suptitle(_rank_caption(ranking, comparison.alpha) + (f"\n{note}" if note else ""), fontsize=9.5)
         return save(figure, path)
 
 
@@ -201,40 +200,22 @@ def _cliques(ranks: np.ndarray, distance: float) -> list[tuple[int, int]]:
     return runs
 
 
-def _curves(axis: Axes, points: pd.DataFrame, looks: dict[str, dict]) -> None:
-    kept, ends = [], {}
-    for encoding, own in points.groupby("encoding", sort=False, dropna=False):
-        seeds = own["seed"].nunique()
-        finite = own[np.isfinite(own["value"])]
-        whole = finite.groupby("step")["seed"].nunique() == seeds
-        # Up to the first step at which a seed is lost: a later step with all seeds would bridge the gap.
-        steps = [step for step, complete in whole.reindex(sorted(own["step"].unique()), fill_value=False).items()]
-        lost = next((place for place, step in enumerate(steps) if not whole.get(step, False)), len(steps))
-        kept.append(finite[finite["step"].isin(steps[:lost])])
-        if 0 < lost < len(steps):
-            ends[encoding] = steps[lost - 1]
-    shown = pd.concat(kept)
+def _curves(axis: Axes, points: pd.DataFrame, looks: dict[str, dict], within: tuple[float, float]) -> None:
+    shown, ends = panels.whole(points)
+    if shown.empty:
+        return
+    axis.set_ylim(panels.limits(shown["value"]))
     for encoding, look in looks.items():
         own = shown[shown["encoding"] == encoding]
         if own.empty:
             continue
-        sns.lineplot(data=own, x="step", y="value", ax=axis, errorbar=_band, label=encoding, legend=False,
+        sns.lineplot(data=own, x="step", y="value", ax=axis, label=encoding, legend=False,
+                     errorbar=partial(panels.band, within=within),
                      err_kws={"alpha": 0.4 / max(len(looks), 3), "linewidth": 0}, **look)
         if encoding in ends:
             at = own[own["step"] == ends[encoding]]
             axis.plot([ends[encoding]], [at["value"].mean()], marker="X", ms=11, mec="black", mew=1.2,
                       color=look["color"], ls="none", zorder=5)
-
-
-def _band(values: pd.Series) -> tuple[float, float]:
-    estimate = t_interval(values.tolist())
-    return estimate.low, estimate.high
-
-
-def _seeds(points: pd.DataFrame) -> str:
-    counts = sorted(set(points.groupby("encoding", dropna=False)["seed"].nunique()))
-    span = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    return f"{span} seed{'' if counts == [1] else 's'}"
 
 
 def line(axis: Axes, x: np.ndarray, y: np.ndarray, label: str, look: dict, place: float) -> None:

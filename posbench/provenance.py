@@ -68,7 +68,7 @@ def header(plan: Plan, records: Mapping[str, Record], tasks: Mapping[str, TaskFa
         "preset": study.preset,
         "data source": data,
         "machine": _all(_machine(record.facts) for record in known),
-        "threads": _all(f"{record.facts['threads']} a trial" for record in known),
+        "threads": _all(_threads(record.facts) for record in known),
         "versions": _all(environment.spelled_versions(record.facts["versions"]) for record in known),
         "model": _models(plan),
         "training": _training(plan),
@@ -132,7 +132,14 @@ def _all(texts: Iterable[str]) -> str:
 
 
 def _machine(facts: Mapping[str, Any]) -> str:
-    return f"{facts['accelerator'] or facts['processor']}, {counted(facts['cores'], 'core')}, {facts['device']}"
+    kind = facts["device"].partition(":")[0]  # its number is that of a process, and tells no machine from another
+    return f"{facts['accelerator'] or facts['processor']}, {counted(facts['cores'], 'core')}, {kind}"
+
+
+def _threads(facts: Mapping[str, Any]) -> str:
+    processes = facts.get("processes", 1)
+    several = f"process, {processes} processes a trial" if processes > 1 else "trial"
+    return f"{facts['threads']} a {several}"
 
 
 def _training(plan: Plan) -> str:

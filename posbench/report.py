@@ -15,6 +15,7 @@ from typing import ClassVar
 import pandas as pd
 
 from posbench.page import page
+from posbench.signs import Signs
 from posbench.store import write_atomically
 from posbench.suite import Direction, Published
 from posbench.tables import Table, csv_text, latex, latex_text, markdown, markdown_text, terminal, wrapped
@@ -57,8 +58,9 @@ class StudyResults:
         extras: tables of single tasks beside those that every task has.
         search: what there is to show of a search. sheets: its tables to be written as CSV, by name.
         notes: what stands below every table.
-        ablations: by label, in what an encoding's budget (size of the model, length of training, length of rows) is
-            not the baseline's, so that the two are no comparison of encodings alone.
+        signs: which encodings are no equal comparison, and why.
+        ranges: by task and metric, also as curves name it, the smallest and largest value that a score can have;
+            where one is not stated, it has no ends.
         published: what papers report at the settings of the study's preset, with why a result here is none of theirs.
     """
 
@@ -75,7 +77,8 @@ class StudyResults:
     search: tuple[Table | Figure, ...] = ()
     sheets: Mapping[str, pd.DataFrame] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    ablations: Mapping[str, str] = field(default_factory=dict)
+    signs: Signs = field(default_factory=Signs)
+    ranges: Mapping[tuple[str, str], tuple[float, float]] = field(default_factory=dict)
     published: tuple[Published | Direction, ...] = ()
 
 

@@ -17,6 +17,7 @@ from posbench.chain import Chain, Tried, course, final
 from posbench.config import StudyConfig
 from posbench.numerals import NONE, counted
 from posbench.report import Figure
+from posbench.signs import Signs
 from posbench.space import EDGE, SearchConfig
 from posbench.stats import expected_best
 from posbench.store import Record
@@ -30,22 +31,25 @@ STATES = ("scored", "pruned", "diverged", "refused", "failed")
 SAMPLERS = {"qmc": "scrambled Sobol", "random": "independent random", "tpe": "TPE after scrambled Sobol"}
 ENDS = {"lower": "↓", "upper": "↑"}
 LISTED = 12
-"""Chosen values at an end of their range that a warning names; the table marks all of them."""
+"""Chosen values at an end of their range, and ties, that a warning names; the table has all of them."""
 
 
 def budget(search: SearchConfig) -> str:
     """The search in one sentence, which stands below every table."""
-    own = f" ‡ Own options were searched too, with the same number of points: {_own(search)}." if search.own else ""
-    return (f"Settings were searched for each encoding and task alike: {counted(search.trials, 'point')}, "
-            f"{SAMPLERS[search.sampler]}, sampler seed {search.sampler_seed}, tuning seeds {_numbers(search.seeds)}."
-            f"{own}")
+    alike = "" if search.own else " alike"
+    own = (f"; shared settings alike, and in the same points options of its own for {', '.join(search.own)}"
+           if search.own else "")
+    return (f"Settings were searched for each encoding and task{alike}: {counted(search.trials, 'point')}, "
+            f"{SAMPLERS[search.sampler]}, sampler seed {search.sampler_seed}, tuning seeds {_numbers(search.seeds)}"
+            f"{own}.")
 
 
 def header(study: StudyConfig, tuned: Tuned) -> dict[str, str]:
     """Facts above the tables, by name."""
     search = tuned.search
-    alike = "the same points for every encoding" if search.sampler != "tpe" else (
-        f"the first {search.startup} the same for every encoding, the others from its own results")
+    shared = " in the settings that all share" if search.own else ""
+    alike = f"the same points for every encoding{shared}" if search.sampler != "tpe" else (
+        f"the first {search.startup} the same for every encoding{shared}, the others from its own results")
     optimistic = [task for task in study.tasks if _also_scored(study, task)]
     splits = sorted({chain.selection for chain in tuned.chains})
     stop = "no point is stopped early" if search.pruning == "none" else (
@@ -71,7 +75,8 @@ def warnings(tuned: Tuned) -> tuple[str, ...]:
         told.append(f"The search is not finished: {missing} of {counted(tuned.planned, 'tuning trial')} "
                     f"{'is' if missing == 1 else 'are'} missing. The same command goes on.")
     if tuned.search.own:
-        told.append(f"Not searched alike: {_own(tuned.search)} in the same number of points as the encodings without "
+        own = "; ".join(f"{label}: {options}" for label, options in tuned.search.own_options.items())
+        told.append(f"Not searched alike: {own}, in the same number of points as the encodings without "
                     "own options. Their differences are those of encodings with their options tuned.")
     states = _states(tuned)
     if lost := [f"{label} {counts['diverged']} of {counts.total()}" for label, counts in states.items()
@@ -80,19 +85,31 @@ def warnings(tuned: Tuned) -> tuple[str, ...]:
     if lost := [f"{label} {counts['failed'] + counts['refused']} of {counts.total()}"
                 for label, counts in states.items() if counts["failed"] + counts["refused"]]:
         told.append(f"The budget is not equal, because points failed or were refused: {', '.join(lost)}.")
+    if ties := [f"{chain.encoding.label} on {chain.task} ({count} of {chain.search.trials})"
+                for chain, best in _chosen(tuned) if best and (count := _equal(chain, best, tuned)) > 1]:
+        told.append(f"Points that tie for the best, the first of which is chosen: {_listed(ties, ', ')}.")
     ends = [f"{chain.encoding.label} on {chain.task}: {name} {_shown(value)} ({end} end)"
             for chain, best in _chosen(tuned) if best for name, value, end in _edges(chain, best)]
     if ends:
-        more = f", and {len(ends) - LISTED} more" if len(ends) > LISTED else ""
         told.append(f"Chosen within {EDGE:.0%} of an end of its range, beyond which it may be better: "
-                    f"{'; '.join(ends[:LISTED])}{more}. Widen search.space.")
+                    f"{_listed(ends, '; ')}. Widen search.space.")
     return tuple(told)
 
 
-def parts(tuned: Tuned, best: pd.DataFrame, *, note: str) -> tuple[Table | Figure, ...]:
-    """What became of the points, what was chosen, and the figure of `expected`'s table; a note ends each."""
+def _listed(entries: list[str], between: str) -> str:
+    more = f", and {len(entries) - LISTED} more" if len(entries) > LISTED else ""
+    return between.join(entries[:LISTED]) + more
+
+
+def parts(tuned: Tuned, best: pd.DataFrame, *, signs: Signs, note: str) -> tuple[Table | Figure, ...]:
+    """What became of the points, what was chosen, and the figure of `expected`'s table; a note ends each.
+
+    The figure has its signs; tables get theirs like all others of a report.
+    """
     common = tuple(filter(None, (budget(tuned.search), note)))
-    figure = Figure(title="Expected best of n points", name="search", draw=partial(draw, best, note=note))
+    caption = f"{signs.caption(best['encoding'])} {note}"
+    figure = Figure(title="Expected best of n points", name="search",
+                    draw=partial(draw, signs.frame(best), note=caption))
     return *_tables(tuned, common), *(() if best.empty else (figure,))
 
 
@@ -104,11 +121,11 @@ def _tables(tuned: Tuned, common: tuple[str, ...]) -> tuple[Table, ...]:
         chains = [chain for chain in tuned.chains if chain.encoding.label == label]
         own = len(chains[0].space.own)
         at_ends = sum(bool(_edges(chain, best)) for chain, best in _chosen(tuned) if best and chain in chains)
-        rows.append((_marked(search, label), str(len(names) + own) + (f" ({own} own)" if own else ""),
+        rows.append((label, str(len(names) + own) + (f" ({own} own)" if own else ""),
                      *map(str, (counts.total(), *(counts[state] for state in STATES), counts["missing"], at_ends))))
     chosen = []
     for chain, best in _chosen(tuned):
-        row = [_marked(search, chain.encoding.label), chain.task]
+        row = [chain.encoding.label, chain.task]
         if best is None:
             states = Counter(entry.status for entry in chain.tried(tuned.records))
             why = _shares(states) if chain.whole(tuned.records) else "not finished"
@@ -118,7 +135,7 @@ def _tables(tuned: Tuned, common: tuple[str, ...]) -> tuple[Table, ...]:
         cells = {name: f"{_shown(value)}{marks.get(name, '')}"
                  for name, value in (*best.point.shared.items(), *best.point.own.items())}
         options = ", ".join(f"{name}={cells[name]}" for name in best.point.own) or NONE
-        chosen.append((*row, f"{best.index + 1} of {search.trials}", f"{best.score:.4g} ({chain.metric.name})",
+        chosen.append((*row, _place(chain, best, tuned), f"{best.score:.4g} ({chain.metric.name})",
                        *(cells[name] for name in names), options))
     return (
         Table(title="Search", columns=("encoding", "dimensions", "points", *STATES, "missing", "cells at an end"),
@@ -126,21 +143,38 @@ def _tables(tuned: Tuned, common: tuple[str, ...]) -> tuple[Table, ...]:
                                        "with any tuning seed has no score and is never chosen.", *common)),
         Table(title="Chosen settings", rows=tuple(chosen), texts=(1, 2),
               columns=("encoding", "task", "point", "score in tuning", *names, "own options"),
-              notes=(f"↓ ↑ within {EDGE:.0%} of the lower or upper end of the range. The score is the mean over tuning "
-                     "seeds; as the best of several it is optimistic. All points: search.csv.", *common)),
+              notes=("The score is the mean over tuning seeds; as the best of several it is optimistic. All points: "
+                     "search.csv.", *_ends_told(tuned), *common)),
     )
+
+
+def _equal(chain: Chain, best: Tried, tuned: Tuned) -> int:
+    """Number of points with exactly the score of the chosen one, itself among them."""
+    return sum(entry.score == best.score for entry in chain.tried(tuned.records))
+
+
+def _place(chain: Chain, best: Tried, tuned: Tuned) -> str:
+    ties = _equal(chain, best, tuned)
+    return f"{best.index + 1} of {chain.search.trials}" + (f", first of {ties} equal" if ties > 1 else "")
+
+
+def _ends_told(tuned: Tuned) -> tuple[str, ...]:
+    """The legend of the arrows behind chosen values, of those that there are."""
+    found = {end for chain, best in _chosen(tuned) if best for _, _, end in _edges(chain, best)}
+    return tuple(f"{ENDS[end]} within {EDGE:.0%} of the {end} end of the range." for end in ENDS if end in found)
 
 
 def points(tuned: Tuned) -> pd.DataFrame:
     """One row for each point and tuning seed that is known."""
-    best = {(chain.encoding.label, chain.task): entry.index for chain, entry in _chosen(tuned) if entry}
+    best = {(chain.encoding.label, chain.task): entry for chain, entry in _chosen(tuned) if entry}
     return pd.DataFrame([
         {
             "encoding": chain.encoding.label, "task": chain.task, "point": entry.index + 1, "seed": trial.config.seed,
             "status": record.status, "reason": record.reason or None, "split": chain.selection,
             "metric": chain.metric.name, "higher_is_better": chain.metric.higher_is_better,
             "score": final(record, chain.selection) if record.rows else None, "point_score": entry.score,
-            "chosen": best.get((chain.encoding.label, chain.task)) == entry.index,
+            "chosen": (top := best.get((chain.encoding.label, chain.task))) is not None and top.index == entry.index,
+            "equal_to_chosen": top is not None and top.score == entry.score,
             **entry.point.shared,
             **{f"own {name}": value for name, value in entry.point.own.items()},
             "fingerprint": record.fingerprint,
@@ -179,7 +213,7 @@ def draw(frame: pd.DataFrame, path: Path, *, note: str = "") -> list[Path]:
     encodings = list(dict.fromkeys(frame["encoding"]))
     chosen = plots.looks(encodings)
 
-    def fill(axis: Any, task: str, rows: pd.DataFrame) -> None:
+    def fill(axis: Any, key: tuple[str, str], rows: pd.DataFrame) -> None:
         for place, (encoding, look) in enumerate(chosen.items()):
             own = rows[rows["encoding"] == encoding]
             plots.line(axis, own["points"].to_numpy(), own["expected_best"].to_numpy(), encoding, look,
@@ -190,7 +224,7 @@ def draw(frame: pd.DataFrame, path: Path, *, note: str = "") -> list[Path]:
     caption = ("Expected best score in tuning of so many points (unbiased, without replacement). A point without a "
                f"score counts as the worst of its task, a stopped one as its last. {note}")
     return plots.panelled(list(frame.groupby(["task", "metric"], sort=False)), encodings, fill, path,
-                          across="points of the search", caption=caption, above=0.9)
+                          across="points of the search", caption=caption)
 
 
 def _value(chain: Chain, entry: Tried) -> float | None:
@@ -233,14 +267,6 @@ def _shares(counts: Counter[str]) -> str:
     return ", ".join(f"{counts[state]} of {total} {state}" + (f" ({counts[state] / total:.0%})" if state != "scored"
                                                              else "")
                      for state in (*STATES, "missing") if counts[state] or state in ("scored", "diverged"))
-
-
-def _own(search: SearchConfig) -> str:
-    return search.told_own
-
-
-def _marked(search: SearchConfig, label: str) -> str:
-    return f"{label} ‡" if search.own.get(label) else label
 
 
 def _shown(value: object) -> str:

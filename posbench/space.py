@@ -125,17 +125,19 @@ class SearchConfig:
 
 
     @property
-    def told_own(self) -> str:
-        """Options that encodings have searched for themselves, as a header prints them; empty where there are none."""
-        return "; ".join(f"{label} {name} {bounds.told()}" for label, options in self.own.items()
-                         for name, bounds in options.items())
+    def own_options(self) -> dict[str, str]:
+        """By label, the options of an encoding's own that are searched, with their ranges."""
+        return {label: ", ".join(f"{name} {bounds.told()}" for name, bounds in options.items())
+                for label, options in self.own.items() if options}
 
     @property
     def told_space(self) -> str:
         """All that is searched, as a header prints it."""
-        shared = "; ".join(f"{name} {bounds.told()}" for name, bounds in sorted((self.space or {}).items()))
-        return "; ".join(filter(None, (shared or "around the preset's values" * (self.space is None),
-                                       f"own: {self.told_own}" if self.own else "")))
+        return "; ".join((
+            *(f"{name} {bounds.told()}" for name, bounds in sorted((self.space or {}).items())),
+            *(["around the preset's values"] if self.space is None else []),
+            *(f"of {label} alone: {told}" for label, told in self.own_options.items()),
+        ))
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

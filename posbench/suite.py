@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -30,11 +31,13 @@ class Metric:
         function: called with the keywords gold and predicted (arrays of one value a row, class indices or numbers).
             Returns NaN where the score is undefined, such as a correlation with a constant.
         higher_is_better: direction, declared and never guessed from the name.
+        range: smallest and largest value that a score can have; infinite where there is none.
     """
 
     name: str
     function: Callable[..., float]
     higher_is_better: bool = True
+    range: tuple[float, float] = (-math.inf, math.inf)
 
 
 @dataclass(frozen=True, kw_only=True)

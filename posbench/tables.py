@@ -165,7 +165,8 @@ _LATEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
     "|": r"\textbar{}", '"': r"\textquotedbl{}", "`": r"\textasciigrave{}", "±": r"$\pm$",
-    "↑": r"$\uparrow$", "↓": r"$\downarrow$", "≤": r"$\leq$", "†": r"\dag{}", "‡": r"\ddag{}", "²": "$^2$",
+    "↑": r"$\uparrow$", "↓": r"$\downarrow$", "≤": r"$\leq$", "†": r"\dag{}", "‡": r"\ddag{}", "§": r"\S{}",
+    "²": "$^2$",
 }
 
 

@@ -96,8 +96,9 @@ def _scores(grid: _Grid, task: str) -> Table:
         rows=tuple(rows),
         notes=("Mean ± half of its 95 % t interval over seeds. Length: tokens of all outputs over those of all "
                f"references. Cut: the share of outputs that had to end at the {counted(grid.limit, 'token')} that "
-               "decoding allows. Empty: the share without any word. † Some of these trials wrote one and the same for "
-               "every source.",
+               "decoding allows. Empty: the share without any word.",
+               *(["† Some of these trials wrote one and the same for every source."]
+                 if any(cell.startswith("†") for row in rows for cell in row) else []),
                "Tokens a second: of beam search with a cache, in processor time on a CPU, while the study's trials ran "
                "beside one another and not in turn: small differences are noise. posbench bench --decode measures "
                "encodings in turn."))

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
 import pandas as pd
+from posbench.reports._scoreboard_cells import differences, quality
 
-from posbench import lengths, plots, published
+from posbench import cost, lengths, plots, published
 from posbench.cells import Column
-from posbench.comparison import ALL_TASKS, Comparison, Difference, compare
+from posbench.comparison import ALL_TASKS, Comparison, compare
 from posbench.errors import UserError
-from posbench.numerals import NONE, amount, compared, counted, number, p_value, span
+from posbench.numerals import NONE, amount, compared, counted, p_value, span
 from posbench.report import Document, Figure, Report, StudyResults
-from posbench.results import STATUSES, VARIANT
+from posbench.results import STATUSES
+from posbench.signs import Signs
 from posbench.tables import Table
 
 STATED = ("suite", "preset", "data source", "machine", "threads", "versions")
@@ -40,36 +42,48 @@ class Scoreboard(Report):
             raise UserError(f"report {self.name}: the study has no trials; run it first")
         comparison = compare(context.frame, baseline=context.baseline, alpha=context.alpha)
         # Tables and figures are copied out of their page, so each says on how many trials it rests, and on what data.
-        note = "Generated data." if _generated(context) else ""
+        signs, note = context.signs, "Generated data." if _generated(context) else ""
+        drawn = f"{signs.caption(comparison.encodings)} {note}".strip()
         common = (*filter(None, (_counted(lengths.trained(context.frame)), note)), *context.notes)
-        parts: list[Table | Figure] = [_quality(comparison, common)]
+        parts: list[Table | Figure] = [quality(comparison, common)]
         if comparison.differences:
-            parts.append(_differences(comparison, context.ablations, common))
+            parts.append(differences(comparison, context.ranges, common))
         if comparison.ranking is not None:
             parts.append(_ranks(comparison, common))
             if len(comparison.ranking.tasks) >= RANKED:
-                draw = partial(plots.rank_plot, comparison, note=note)
+                draw = partial(plots.rank_plot, _signed(comparison, signs), note=drawn)
                 parts.append(Figure(title="Average ranks", name="ranks", draw=draw))
         trained = lengths.trained(context.frame)
         parts += lengths.tables(context.frame, common, left_out=DRAWN)
         if not lengths.several(context.frame).empty:
             parts.append(Figure(title="Scores by length", name="lengths",
-                                draw=partial(plots.by_length, lengths.several(context.frame),
-                                             trained=lengths.trained_lengths(context.frame), note=note)))
+                                draw=partial(plots.by_length, signs.frame(lengths.several(context.frame)),
+                                             trained=lengths.trained_lengths(context.frame), ranges=context.ranges,
+                                             note=drawn)))
         parts += [replace(table, notes=(*table.notes, *common)) for table in context.extras]
         parts += published.tables(context.published, context.frame, alpha=context.alpha, common=common)
         parts += [_costs(context.costs, list(dict.fromkeys(trained["encoding"]))), _ran(trained)]
         parts += [*_broken(trained), _columns(comparison.columns)]
         if not context.curves.empty:
             parts.append(Figure(title="Learning curves", name="curves",
-                                draw=partial(plots.learning_curves, context.curves, note=note)))
+                                draw=partial(plots.learning_curves, signs.frame(context.curves), ranges=context.ranges,
+                                             note=drawn)))
         parts += context.search
         return Document(title=context.title, header=_header(context, comparison),
-                        warnings=_warnings(context, comparison), parts=tuple(parts))
+                        warnings=_warnings(context, comparison), parts=tuple(
+                            signs.table(part) if isinstance(part, Table) else part for part in parts))
 
     def data(self, context: StudyResults) -> dict[str, pd.DataFrame]:
         comparison = compare(context.frame, baseline=context.baseline, alpha=context.alpha)
-        return {"tidy": context.frame, "comparisons": comparison.table(), **context.sheets}
+        return {"tidy": context.frame, "comparisons": context.signs.told(comparison.table()), **context.sheets}
+
+
+def _signed(comparison: Comparison, signs: Signs) -> Comparison:
+    """The comparison for a figure of its ranks, in which names bear their signs."""
+    ranking = comparison.ranking
+    assert ranking is not None
+    return replace(comparison, ranking=replace(ranking, average={
+        signs.named(name): rank for name, rank in ranking.average.items()}))
 
 
 def _generated(context: StudyResults) -> bool:
@@ -129,55 +143,10 @@ def _warnings(context: StudyResults, comparison: Comparison) -> tuple[str, ...]:
         seeds = min((len(column.run) for column in comparison.columns), default=0)
         if seeds < comparison.needed:
             family = len(comparison.encodings) - 1
-            lines.append(f"With {seeds} seed{'s' if seeds != 1 else ''} no single task can show a difference at "
+            lines.append(f"With {seeds} seed{'s' if seeds != 1 else ''} no column can show a difference at "
                          f"{comparison.alpha:g} after {family} comparison{'s' if family != 1 else ''}, however large "
                          f"it is: {counted(comparison.needed, 'seed')} are needed, {comparison.needed - seeds} more.")
     return tuple(lines)
-
-
-def _quality(comparison: Comparison, common: tuple[str, ...]) -> Table:
-    columns = comparison.columns
-    ranks = comparison.ranking.average if comparison.ranking else {}
-    rows = []
-    for encoding in comparison.encodings:
-        cells = [_score(comparison, encoding, column) for column in columns]
-        rows.append((encoding, *cells, *([f"{ranks[encoding]:.2f}"] if ranks else [])))
-    notes = ["Mean ± half of its 95 % t interval over seeds, not cut at the ends of a metric's range: few seeds give "
-             "wide intervals. A cell with a seed that has no score shows what happened, and no mean over the others."]
-    if any(cell.counts["degenerate"] and cell.estimate for cell in comparison.cells.values()):
-        notes.append("† Some of these trials are degenerate, such as one that predicts one class throughout; they are "
-                     "in the mean.")
-    if any(column.label == ALL_TASKS for column in columns):
-        notes.append("All tasks: for each seed the unweighted mean over tasks, a task with several columns counted "
-                     "once; the interval is over seeds and says nothing of other tasks.")
-    if ranks:
-        notes.append("Rank: average over tasks, 1 is best; a cell without a mean ranks last.")
-    return Table(title="Quality", columns=("encoding", *map(_head, columns), *(["rank\n↓"] if ranks else [])),
-                 rows=tuple(rows), notes=(*notes, *common))
-
-
-def _differences(comparison: Comparison, ablations: Mapping[str, str], common: tuple[str, ...]) -> Table:
-    columns = comparison.columns
-    others = [encoding for encoding in comparison.encodings if encoding != comparison.baseline]
-    rows = [(("‡ " if encoding.partition(VARIANT)[0] in ablations else "") + encoding,
-             *(_change(comparison, encoding, column) for column in columns)) for encoding in others]
-    detectable = tuple(number(comparison.detectable[column.label], _digits(comparison, column)) for column in columns)
-    pairs = tuple(span([len(entry.pairs) for entry in (comparison.differences[name, column.label] for name in others)
-                        if entry.pairs]) for column in columns)
-    notes = ["Encoding minus baseline, paired by seed, ± half of the 95 % t interval of the difference.",
-             f"Detectable: the smallest true difference that a paired t test would find with power 0.8 at alpha = "
-             f"{comparison.alpha:g} / {len(others)}, from the column's pooled deviation of differences."]
-    if any(_decided(entry) for entry in comparison.differences.values()):
-        notes.append("p: sign-flip test, adjusted after Holm; given where there are pairs enough to reach alpha. "
-                     f"* p ≤ {comparison.alpha:g}.")
-    if any(column.label == ALL_TASKS for column in columns):
-        notes.append("All tasks: pairs are (task, seed), taken as independent; tasks of one seed share first "
-                     "weights, so that this p is, if anything, too small.")
-    if marked := [f"{name}: {ablations[name]}" for name in others if name in ablations]:
-        notes.append("‡ Ablations, and no comparison of encodings at an equal budget: " + "; ".join(marked) + ".")
-    notes.append("Uncorrected p, all counts and verdicts: comparisons.csv.")
-    return Table(title=f"Difference to '{comparison.baseline}'", columns=("encoding", *map(_head, columns)),
-                 rows=tuple(rows), footer=(("detectable", *detectable), ("pairs", *pairs)), notes=(*notes, *common))
 
 
 def _ranks(comparison: Comparison, common: tuple[str, ...]) -> Table:
@@ -193,12 +162,13 @@ def _ranks(comparison: Comparison, common: tuple[str, ...]) -> Table:
             z, p = ranking.control.z[place[row[0]]], ranking.control.p_holm[place[row[0]]]
             row += [NONE if math.isnan(z) else f"{z:+.2f}", NONE if math.isnan(p) else p_value(p)]
     test = ranking.friedman
-    notes = (f"Friedman over {test.n} tasks: chi² = {test.chi2:.2f}, Iman-Davenport F = {test.f:.2f}, "
+    notes = [f"Friedman over {test.n} tasks: chi² = {test.chi2:.2f}, Iman-Davenport F = {test.f:.2f}, "
              f"p {compared(test.p)} ({test.form}). Critical difference {ranking.critical_difference:.2f} "
-             f"(Nemenyi, {comparison.alpha:g}).",
-             "z is negative where the encoding ranks better than the baseline.")
+             f"(Nemenyi, {comparison.alpha:g})."]
+    if len(heads) > 2:
+        notes.append("z is negative where the encoding ranks better than the baseline.")
     if test.n < RANKED:
-        notes = (f"Ranks over {test.n} tasks are described and not tested: {RANKED} tasks are the least for that.",)
+        notes = [f"Ranks over {test.n} tasks are described and not tested: {RANKED} tasks are the least for that."]
     return Table(title="Ranks over tasks", columns=tuple(heads), rows=tuple(map(tuple, rows)), notes=(*notes, *common))
 
 
@@ -207,12 +177,20 @@ def _costs(costs: pd.DataFrame, encodings: Sequence[str]) -> Table:
     rows = []
     for encoding in encodings:
         row = known.get(encoding)
-        rows.append((encoding, *(amount(getattr(row, name, None), scale, form) for name, scale, form in (
+        parameters, flops, step, memory = (amount(getattr(row, name, None), scale, form) for name, scale, form in (
             ("parameters", 1, "{:,.0f}"), ("flops", 1, "{:.3g}"), ("step_seconds", 1e3, "{:.1f}"),
-            ("step_ratio", 1, "{:.2f}"), ("peak_memory", 2**-20, "{:,.2f}")))))
-    return Table(title="Cost", columns=("encoding", "parameters", "FLOPs of a step", "step, ms", "step / nope",
-                                        "peak memory, MiB"), rows=tuple(rows),
-                 notes=("Step / nope: step time over that of nope in the same study, on the machine above.",))
+            ("peak_memory", 2**-20, "{:,.2f}")))
+        rows.append((encoding, parameters, flops, step, NONE if row is None else cost.ratio(row), memory))
+    over = {row.step_over for row in known.values() if isinstance(getattr(row, "step_over", None), str)}
+    name = next(iter(over), "")
+    notes = [f"Step / {name}: step time over that of {name} in the same study, on the machine above." if name else
+             "Step / bare: step time over that of the same model without any encoding, measured in the same run, on "
+             "the machine above."]
+    if any("[" in row[4] for row in rows):
+        notes.append("In brackets the quartiles over rounds of the ratio within a round.")
+    return Table(title="Cost", columns=("encoding", "parameters", "FLOPs of a step", "step, ms",
+                                        f"step / {name or 'bare'}", "peak memory, MiB"),
+                 rows=tuple(rows), notes=tuple(notes))
 
 
 def _ran(frame: pd.DataFrame) -> Table:
@@ -242,56 +220,6 @@ def _columns(columns: Sequence[Column]) -> Table:
                   "higher" if column.higher_is_better else "lower", span(column.examples),
                   f"{len(column.run)} of {len(column.planned)}") for column in columns if column.label != ALL_TASKS)
     return Table(title="Columns", columns=heads, rows=rows, texts=(1, 2, 4, 5))
-
-
-def _head(column: Column) -> str:
-    name = column.label.replace("-", "-\n", 1) if len(column.label) > 12 else column.label
-    arrow = "↑" if column.higher_is_better else "↓"
-    return f"{name}\n{'mean' if column.label == ALL_TASKS else column.metric or ''} {arrow}"
-
-
-def _score(comparison: Comparison, encoding: str, column: Column) -> str:
-    cell = comparison.cells[encoding, column.label]
-    if cell.estimate is None:
-        return _untrained(encoding, cell.trouble) or _trouble(cell.trouble)
-    digits = _digits(comparison, column)
-    mark = "†" if cell.counts["degenerate"] else ""  # in front, so that the digits stay below one another
-    half = f" ±{number(cell.estimate.half_width, digits)}" if cell.estimate.n > 1 else ""
-    return f"{mark}{number(cell.estimate.mean, digits)}{half}"
-
-
-def _change(comparison: Comparison, encoding: str, column: Column) -> str:
-    entry = comparison.differences[encoding, column.label]
-    if entry.estimate is None:
-        told = entry.verdict.removeprefix("not compared: ")
-        return _untrained(encoding, told) or _trouble(told)
-    digits = _digits(comparison, column)
-    half = f" ±{number(entry.estimate.half_width, digits)}" if entry.estimate.n > 1 else ""
-    text = f"{number(entry.estimate.mean, digits, sign=True)}{half}"
-    if _decided(entry):
-        text += f"\np {compared(entry.p_holm)}{' *' if entry.p_holm <= comparison.alpha else ''}"
-    return text
-
-
-def _decided(entry: Difference) -> bool:
-    return entry.estimate is not None and not entry.verdict.startswith("needs")
-
-
-def _untrained(encoding: str, trouble: str) -> str:
-    """A variant is scored in some tasks alone; it is missing in no other."""
-    return NONE if VARIANT in encoding and trouble in ("missing", "no seed in common") else ""
-
-
-def _trouble(text: str) -> str:
-    """On lines of its own, so that a long reason does not widen its column."""
-    return textwrap.fill(text, 11)
-
-
-def _digits(comparison: Comparison, column: Column) -> int:
-    """Decimals of a column: scores below 10 have three, larger ones two or one; up to 1 no zero before the point."""
-    largest = max((abs(value) for encoding in comparison.encodings
-                   for value in comparison.cells[encoding, column.label].values.values()), default=0.0)
-    return 3 if largest < 10 else 2 if largest < 1000 else 1
 
 
 REPORT = Scoreboard()

@@ -39,12 +39,14 @@ def _mcc(*, gold: np.ndarray, predicted: np.ndarray) -> float:
     return float(matthews_corrcoef(gold, predicted)) if len(set(gold)) > 1 else float("nan")
 
 
-MCC = Metric(name="mcc", function=_mcc)
-ACCURACY = Metric(name="accuracy", function=lambda *, gold, predicted: float(accuracy_score(gold, predicted)))
+MCC = Metric(name="mcc", function=_mcc, range=(-1.0, 1.0))
+ACCURACY = Metric(name="accuracy", function=lambda *, gold, predicted: float(accuracy_score(gold, predicted)),
+                  range=(0.0, 1.0))
 # Of the positive class, whose index is 1: paraphrase, duplicate.
-F1 = Metric(name="f1", function=lambda *, gold, predicted: float(f1_score(gold, predicted, zero_division=0.0)))
-PEARSON = Metric(name="pearson", function=_correlation(pearsonr))
-SPEARMAN = Metric(name="spearman", function=_correlation(spearmanr))
+F1 = Metric(name="f1", function=lambda *, gold, predicted: float(f1_score(gold, predicted, zero_division=0.0)),
+            range=(0.0, 1.0))
+PEARSON = Metric(name="pearson", function=_correlation(pearsonr), range=(-1.0, 1.0))
+SPEARMAN = Metric(name="spearman", function=_correlation(spearmanr), range=(-1.0, 1.0))
 ENTAILMENT = ("entailment", "not_entailment")
 
 

@@ -7,6 +7,7 @@ it in both sums; 'without' is a learned table in that code. All are choices of o
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ def _bits(*, gold: np.ndarray, predicted: np.ndarray) -> float:
     return float(predicted.sum() / len(gold) / np.log(2))
 
 
-BITS = Metric(name="bits per byte", function=_bits, higher_is_better=False)
+BITS = Metric(name="bits per byte", function=_bits, higher_is_better=False, range=(0.0, math.inf))
 TASKS = {name: Task(name=name, texts=("text",), kind="language-model", metrics=(BITS,), primary="bits per byte",
                     evaluations=("test",)) for name in ("docs", "enwik8", "text8", "text")}
 # Softmax attention is the control; the other four are Performers.

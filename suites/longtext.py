@@ -34,8 +34,10 @@ def _tokens(*, gold: np.ndarray, predicted: np.ndarray) -> float:
     return float((gold == predicted)[gold >= 0].mean())
 
 
-METRICS = (Metric(name="exact match", function=_exact), Metric(name="token accuracy", function=_tokens))
-ACCURACY = Metric(name="accuracy", function=lambda *, gold, predicted: float((gold == predicted).mean()))
+METRICS = (Metric(name="exact match", function=_exact, range=(0.0, 1.0)),
+           Metric(name="token accuracy", function=_tokens, range=(0.0, 1.0)))
+ACCURACY = Metric(name="accuracy", function=lambda *, gold, predicted: float((gold == predicted).mean()),
+                  range=(0.0, 1.0))
 EXACT = {name: Task(name=name, texts=("prompt", "answer"), kind="language-model", metrics=METRICS,
                     primary="exact match", evaluations=("test",)) for name in KINDS}
 TEXTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {

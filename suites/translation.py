@@ -28,7 +28,8 @@ GENERATED = ("en", "de")
 
 
 def _metric(name: str, counts: str) -> Metric:
-    return Metric(name=name, function=lambda *, gold, predicted: bleu.corpus(counts, predicted, gold))
+    return Metric(name=name, function=lambda *, gold, predicted: bleu.corpus(counts, predicted, gold),
+                  range=(0.0, 100.0))
 
 
 def _task(source: str, target: str) -> Task:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import math
+import os
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
-from posbench import bench
+from posbench import bench, outcome
 from posbench.config import EncodingChoice, override
 from posbench.errors import UserError
+from tests.test_curves import first
 from tests.test_study import posbench
 
 SMALL = override(bench.STANDARD, {"lengths": [8, 16], "tokens": 32, "rounds": 3, "model.width": 16, "model.heads": 2,
@@ -36,6 +39,7 @@ def test_ratios_are_to_the_encoding_without_hooks(table: pd.DataFrame) -> None:
     assert (table[table["encoding"] == "nope"]["step_ratio"] == 1).all()
     rope = table[table["encoding"] == "rope"].set_index("length")
     bare = table[table["encoding"] == "nope"].set_index("length")
+    assert set(rope["step_over"]) == {"nope"}
     for length in (8, 16):
         assert rope.loc[length, "step_ratio"] == pytest.approx(
             rope.loc[length, "step_seconds"] / bare.loc[length, "step_seconds"])
@@ -51,6 +55,28 @@ def test_what_breaks_is_said_and_the_others_are_measured(table: pd.DataFrame) ->
     first = shown.parts[0]
     assert dict(zip([row[0] for row in first.rows], [row[2] for row in first.rows], strict=True))[
         "learned:max_length=8"] == "-"
+
+
+@pytest.mark.parametrize(("load", "busy"), [(3.0, False), (3.1, True), (None, False)])
+def test_a_busy_machine_is_told_by_bench_and_by_every_report_of_a_study(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, load: float | None, busy: bool
+) -> None:
+    """1.5 times two cores is 3."""
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    if load is None:
+        monkeypatch.delattr(os, "getloadavg")
+    else:
+        monkeypatch.setattr(os, "getloadavg", lambda: (load, 9.0, 9.0))
+    shown = bench.document(bench.measure(bench.loaded(choices("rope")), SMALL), SMALL)
+    assert any("busy machine: a load of 3.1 on 2 cores" in text for text in shown.warnings) == busy
+    plan, _ = first("glue", "cola", **{"encodings": ({"name": "rope"},), "model.width": 16, "model.layers": 1})
+    told = outcome.study_results(plan, {}, tmp_path)
+    assert any("busy machine" in text for text in told.warnings) == busy
+    kept = json.loads((tmp_path / outcome.COSTS).read_text())["rows"][0]
+    assert (kept["load"], kept["cores"], kept["step_over"]) == (load, None if load is None else 2, "")
+    # What was measured then is told by each later report, whatever the machine does at that time.
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.0 if busy else 9.0, 9.0, 9.0), raising=False)
+    assert outcome.study_results(plan, {}, tmp_path).warnings == told.warnings
 
 
 def test_a_length_that_nothing_can_take_is_said_for_every_encoding() -> None:

@@ -1,9 +1,12 @@
 """What is compared with what: pairs, families, lost runs, and proof that equal encodings are seldom told apart."""
 
+import itertools
 import math
 
 import numpy as np
 import pytest
+from scipy import stats
+from statsmodels.stats import power
 
 from posbench import results
 from posbench.comparison import ALL_TASKS, compare
@@ -117,7 +120,7 @@ def test_two_scored_splits_are_two_columns_and_one_task():
     comparison = compare(results.frame(rows))
     assert [column.label for column in comparison.columns] == ["mnli-m", "mnli-mm", "rte", ALL_TASKS]
     assert comparison.cells["rope", ALL_TASKS].estimate.mean == pytest.approx((0.3 + 0.9) / 2)
-    assert comparison.differences["rope", ALL_TASKS].pairs == ("mnli/0", "mnli/1", "rte/0", "rte/1")
+    assert comparison.differences["rope", ALL_TASKS].pairs == ("0", "1")
     assert comparison.ranking.friedman.n == 2
 
 
@@ -127,11 +130,40 @@ def test_lengths_are_columns():
     assert [column.label for column in compare(results.frame(rows)).columns] == ["copy@64", "copy@128"]
 
 
-def test_all_tasks_pairs_tasks_and_seeds():
-    shift = {name: {task: [0.1 * seed + lift for seed in range(3)] for task in "abc"}
-             for name, lift in (("learned", 0.0), ("rope", 0.01))}
-    entry = compare(table(shift)).differences["rope", ALL_TASKS]
-    assert len(entry.pairs) == 9 and entry.p == pytest.approx(2 / 2**9) and entry.verdict == "better"
+def test_the_difference_over_all_tasks_is_paired_by_seed_and_blind_to_the_spread_between_tasks():
+    generator = np.random.default_rng(2)
+    base, lifts = generator.normal(size=(3, 7)), np.array([[-4.0], [0.0], [5.0]])
+    new = base + lifts + generator.normal(size=7)
+    scores = {name: {task: list(values[place]) for place, task in enumerate("abc")}
+              for name, values in (("learned", base), ("rope", new))}
+    comparison = compare(table(scores))
+    entry = comparison.differences["rope", ALL_TASKS]
+    wanted = stats.ttest_rel(new.mean(0), base.mean(0)).confidence_interval(0.95)
+    assert (entry.estimate.low, entry.estimate.high) == pytest.approx(tuple(wanted)) and len(entry.pairs) == 7
+    # The exact test by brute force: both signs of each seed's mean.
+    changes = (new - base).mean(0)
+    totals = [abs(np.dot(signs, changes)) for signs in itertools.product((1, -1), repeat=7)]
+    assert entry.p == pytest.approx(np.mean(np.array(totals) >= abs(changes.sum()) - 1e-9))
+    found = power.TTestPower().solve_power(nobs=7, alpha=0.05, power=0.8, alternative="two-sided")
+    assert comparison.detectable[ALL_TASKS] == pytest.approx(found * changes.std(ddof=1), rel=1e-3)
+
+
+def test_three_seeds_of_many_tasks_are_three_pairs_and_no_verdict():
+    scores = {name: {task: [0.1 * seed + lift for seed in range(3)] for task in "abcdefghi"}
+              for name, lift in (("learned", 0.0), ("rope", 0.01))}
+    entry = compare(table(scores)).differences["rope", ALL_TASKS]
+    assert (entry.p, entry.verdict) == (pytest.approx(2 / 2**3), "needs 3 more seeds")
+
+
+@pytest.mark.parametrize(("scores", "told"), [
+    ({"nope": {"t": [0.1]}, **{name: {"t": ["failed"]} for name in "abcd"}}, "5 encodings, 1 of them with a score,"),
+    ({"nope": {"t": [0.1]}, "rope": {"t": [0.2]}}, "here are 2 encodings and 1 such task."),
+    ({"nope": {"t": ["failed"]}}, "here is 1 encoding, none of them with a score, and 1 such task."),
+    ({"nope": {"t": [0.1], "u": [0.1]}, "rope": {"t": [0.2], "u": ["missing"]}}, "are 2 encodings and 1 such task."),
+])
+def test_a_study_without_ranks_says_what_there_is_to_rank(scores, told):
+    (note,) = [note for note in compare(table(scores)).notes if note.startswith("No ranks")]
+    assert told in note
 
 
 def test_tasks_of_two_directions_have_no_mean():
@@ -161,6 +193,17 @@ def test_one_label_for_two_sets_of_options_is_refused():
 def test_a_metric_of_two_directions_is_refused():
     with pytest.raises(UserError, match="accuracy"):
         compare(results.frame([row(), row(seed=1, higher_is_better=False)]))
+
+
+def test_tasks_whose_seeds_lean_one_way_together_raise_no_false_alarm_over_all_of_them():
+    """What a seed's first weights do to one encoding they may do to it in every task."""
+    generator, studies, found = np.random.default_rng(7), 400, 0
+    blank = table({name: {task: [0.0] * 6 for task in "abcd"} for name in ("learned", "rope")})
+    for _ in range(studies):
+        scores = generator.normal(size=(2, 1, 6)) + 0.3 * generator.normal(size=(2, 4, 6))
+        entry = compare(blank.assign(value=scores.ravel())).differences["rope", ALL_TASKS]
+        found += entry.verdict in ("better", "worse")
+    assert 0 < found / studies <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / studies)
 
 
 def test_same_encoding_under_four_names_is_seldom_significant():

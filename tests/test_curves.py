@@ -47,3 +47,16 @@ def test_a_guess_among_256_bytes_is_drawn_as_eight_bits(tmp_path, monkeypatch: p
     found = outcome.study_results(plan, {trial.fingerprint: record}, tmp_path).curves
     assert list(zip(found["metric"], found["value"], strict=True)) == [
         ("train/loss, bits per byte", pytest.approx(8.0)), ("validation/bits per byte", 8.0)]
+
+
+@pytest.mark.parametrize(("suite", "task", "names", "ends"), [
+    ("glue", "cola", ("mcc",), (-1.0, 1.0)), ("glue", "stsb", ("spearman", "pearson"), (-1.0, 1.0)),
+    ("glue", "mrpc", ("f1", "accuracy"), (0.0, 1.0)), ("translation", "en-de", ("BLEU", "chrF"), (0.0, 100.0)),
+    ("longtext", "copy", ("exact match", "token accuracy"), (0.0, 1.0)),
+    ("lm", "docs", ("bits per byte",), (0.0, math.inf)),
+])
+def test_scores_have_the_range_of_their_metric_in_tables_and_in_curves(
+    suite: str, task: str, names: tuple[str, ...], ends: tuple[float, float]
+) -> None:
+    wanted = {(task, name): ends for name in (*names, f"validation/{names[0]}")}
+    assert outcome._ranges(first(suite, task)[0]) == wanted

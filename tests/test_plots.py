@@ -45,6 +45,20 @@ def test_line_is_the_mean_and_band_the_t_interval(figures, tmp_path):
     assert axis.get_title() == "cola (n = 3 seeds)"
 
 
+def test_bands_end_with_the_range_of_the_metric_and_the_axis_with_the_scores(figures, tmp_path):
+    frame = points([[0.0, 0.9], [0.2, 1.0]])
+    plots.learning_curves(frame, tmp_path / "x", ranges={("cola", "accuracy"): (0.0, 1.0)})
+    (axis,) = figures[0].axes
+    band = axis.collections[0].get_paths()[0].vertices[:, 1]
+    # Of two seeds half an interval is 12.706 x |a - b| / 2: -1.17 to 1.37 about .1, and .31 to 1.59 about .95.
+    assert (band.min(), band.max()) == pytest.approx((0.0, 1.0))
+    assert axis.get_ylim() == pytest.approx((-0.05, 1.05))
+    plots.learning_curves(frame, tmp_path / "x")
+    band = figures[1].axes[0].collections[0].get_paths()[0].vertices[:, 1]
+    assert (band.min(), band.max()) == pytest.approx((-1.1706, 1.5853), abs=1e-3)
+    assert figures[1].axes[0].get_ylim() == pytest.approx((-0.05, 1.05)) and "panel's edge" in figures[1].get_suptitle()
+
+
 def test_one_seed_has_a_line_and_no_band(figures, tmp_path):
     plots.learning_curves(points([[0.1, 0.2]]), tmp_path / "x")
     axis = figures[0].axes[0]

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from posbench.reports.scoreboard import REPORT
+from statsmodels.stats import power
 
 from posbench import results
 from posbench.errors import UserError
@@ -110,6 +111,20 @@ def test_ranks_over_few_tasks_are_described_and_not_tested(tmp_path):
         assert ("Average ranks" in [part.title for part in document.parts]) == tested
 
 
+def test_notes_explain_only_what_their_table_shows(tmp_path):
+    scores = {name: {f"t{task}": [low, 0.6, 0.7] for task in range(5)} for name, low in (("nope", 0.5), ("t5", 0.7))}
+    for baseline, seeds, shown in (("nope", 3, "z"), ("learned", 3, ""), ("nope", 7, "z p")):
+        rows = table({name: {task: (3 * list(values))[:seeds] for task, values in own.items()}
+                      for name, own in scores.items()})
+        parts = [part for part in REPORT.document(study(rows, tmp_path, baseline=baseline)).parts
+                 if isinstance(part, Table)]
+        notes = " ".join(note for part in parts for note in part.notes)
+        cells = " ".join(entry for part in parts for row in part.rows for entry in row)
+        assert ("z is negative" in notes) == ("z" in shown)
+        assert ("p: sign-flip" in notes) == ("p" in shown) == ("\np " in cells)
+        assert ("* p ≤" in notes) == (" *" in cells) and ("this p" not in notes)
+
+
 def test_warnings_of_the_study_stand_above_the_tables(frame, tmp_path):
     text = REPORT.document(study(frame, tmp_path, warnings=("Many rows are cut.",))).text()
     assert text.index("! Many rows are cut.") < text.index("Quality")
@@ -119,6 +134,29 @@ def test_one_seed_has_no_interval(tmp_path):
     document = REPORT.document(study(table({"learned": {"t": [0.5]}, "rope": {"t": [0.6]}}), tmp_path))
     assert cell(document, "Quality", "rope", "t") == ".600" and cell(document, "Difference", "rope", "t") == "+.100"
     assert cell(document, "Difference", "detectable", "t") == "-"
+
+
+@pytest.mark.parametrize(("metric", "ends", "seen"), [
+    ("accuracy", (0.0, 1.0), False), ("mcc", (-1.0, 1.0), True), ("bits per byte", (0.0, float("inf")), True),
+])
+def test_a_difference_beyond_the_range_of_scores_is_none_that_could_be_found(tmp_path, metric, ends, seen):
+    """Two seeds: 1.31 is detectable, which two accuracies cannot differ by, and two correlations can."""
+    rows = table({"learned": {"t": [0.5, 0.5]}, "rope": {"t": [0.5, 0.66]}}, metric=metric)
+    document = REPORT.document(study(rows, tmp_path, ranges={("t", metric): ends}))
+    # The upper tail of a two-sided test; the lower one adds nothing.
+    wanted = power.TTestPower().solve_power(nobs=2, alpha=0.025, power=0.8, alternative="larger")
+    shown = cell(document, "Difference", "detectable", "t")
+    assert shown == (f"{wanted * np.std([0, 0.16], ddof=1):.3f}" if seen else "none")
+    notes = next(part.notes for part in document.parts if part.title.startswith("Difference"))
+    assert any("Detectable 'none'" in note for note in notes) != seen
+
+
+def test_over_all_tasks_scores_differ_by_at_most_the_mean_of_the_tasks_ranges(tmp_path):
+    rows = table({"learned": {t: [0.5, 0.5] for t in "ab"}, "rope": {t: [0.5, 0.66] for t in "ab"}})
+    for upper, seen in ((1.0, False), (3.0, True)):  # 1.31 against a mean of 1, and of 2
+        ranges = {("a", "accuracy"): (0.0, 1.0), ("b", "accuracy"): (0.0, upper)}
+        shown = cell(REPORT.document(study(rows, tmp_path, ranges=ranges)), "Difference", "detectable", "all tasks")
+        assert (shown != "none") == seen
 
 
 def test_too_few_seeds_are_said_once_and_no_star_is_printed(written):
@@ -154,7 +192,7 @@ def test_missing_baseline_and_unequal_seeds_are_said(tmp_path):
     frame = table({"nope": {"t": [0.1, 0.2]}, "rope": {"t": [0.2]}})
     document = REPORT.document(study(frame, tmp_path))
     assert any("'learned' is not among" in text for text in document.warnings)
-    assert any("1 of 2 cells have no mean" in text for text in document.warnings)
+    assert any("1 of 2 cells has no mean" in text for text in document.warnings)
     assert not any(part.title.startswith("Difference") for part in document.parts)
 
 
@@ -176,6 +214,25 @@ def test_costs_that_were_not_measured_are_no_numbers(frame, tmp_path):
     document = REPORT.document(study(frame, tmp_path, costs=costs))
     found = next(part for part in document.parts if part.title == "Cost")
     assert ("rope", "1,234,567", "-", "12.3", "1.25", "-") in found.rows and ("nope", *["-"] * 5) in found.rows
+
+
+def costs_of(name: str, **changes: object) -> pd.DataFrame:
+    return pd.DataFrame([{"encoding": name, "parameters": 1, "flops": 1e9, "step_ratio": 1.074, "step_ratio_low": 1.05,
+                          "step_ratio_high": 1.089, "step_seconds": 0.1, "peak_memory": 1.0, **changes}])
+
+
+@pytest.mark.parametrize(("over", "head", "words"), [
+    ("nope", "step / nope", "over that of nope in the same study"),
+    ("", "step / bare", "over that of the same model without any encoding, measured in the same run"),
+])
+def test_costs_say_over_what_they_are_and_how_they_spread(frame, tmp_path, over, head, words):
+    document = REPORT.document(study(frame, tmp_path, costs=costs_of("rope", step_over=over)))
+    assert cell(document, "Cost", "rope", head) == "1.07 [1.05, 1.09]"
+    (found,) = [part for part in document.parts if part.title == "Cost"]
+    assert any(words in note for note in found.notes) and any("quartiles" in note for note in found.notes)
+    assert ("nope" in "".join(found.notes)) == bool(over)
+    texts = [document.text(), document.markdown(), document.latex(), document.html(defaultdict(bytes))]
+    assert all(re.search(r"1\.07 \\?\[1\.05, 1\.09\\?\]", text) for text in texts)
 
 
 def test_a_study_without_trials_or_curves(frame, tmp_path):

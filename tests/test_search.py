@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import re
 import statistics
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
@@ -12,14 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
+from posbench.reports.scoreboard import REPORT
 from scipy.stats import qmc
 
-from posbench import tuning, workers
+from posbench import outcome, tuning, workers
 from posbench.chain import Chain, configured
 from posbench.config import StudyConfig, build, override, to_plain
 from posbench.errors import UserError
 from posbench.execute import Here
+from posbench.report import Document
 from posbench.runner import run
 from posbench.search import Proposals
 from posbench.space import Point, RangeConfig, SearchConfig, Space
@@ -27,6 +31,7 @@ from posbench.store import Record, Store
 from posbench.study import Plan, from_preset, known, plan
 from posbench.study import run as run_study
 from posbench.suite import TaskData
+from posbench.tables import Table
 from posbench.track import Tracker
 from posbench.trial import Trial, load_rows, resolve
 from posbench.workers import Processes
@@ -446,3 +451,71 @@ def test_the_expected_best_is_the_mean_over_all_subsets(tuned: Any) -> None:
             brute = np.mean([max(some) for some in itertools.combinations(scores, n)])
             row = table[(table["encoding"] == label) & (table["points"] == n)]
             assert row["expected_best"].item() == pytest.approx(brute)
+
+
+def reported(whole: Plan, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Document, dict[str, pd.DataFrame]]:
+    """The report of a search whose chosen trials have not run."""
+    monkeypatch.setattr(outcome, "_costs", lambda *_: [])
+    given = outcome.study_results(whole, {}, folder)
+    return REPORT.document(given), REPORT.data(given)
+
+
+@pytest.mark.parametrize("sampler", ["qmc", "tpe"])
+@pytest.mark.parametrize("own", [{}, {"rope": {"base": {"low": 100.0, "high": 1e5, "log": True}}}], ids=["-", "own"])
+def test_a_report_calls_alike_what_was_searched_alike(
+    tuned: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: dict[str, Any], sampler: str
+) -> None:
+    whole, _ = tuned(study(own=own, sampler=sampler, startup=2), peak)
+    document, _ = reported(whole, tmp_path, monkeypatch)
+    tables = [part for part in document.parts if isinstance(part, Table)]
+    facts, shared = dict(document.header), "the same for every encoding in the settings that all share"
+    told = [note for part in tables for note in part.notes if note.startswith("Settings were searched")]
+    assert len(told) >= 3 and len(set(told)) == 1
+    assert ("encoding and task alike:" in told[0]) == (not own)
+    assert ("shared settings alike, and in the same points options of its own for rope." in told[0]) == bool(own)
+    assert (shared.replace("the same for", "the same points for" if sampler == "qmc" else "the same for")
+            in facts["search"]) == bool(own)
+    assert ("of rope alone: base 100 to 100000 (log)" in facts["search space"]) == bool(own)
+    assert any(text.startswith("Not searched alike: rope: base") for text in document.warnings) == bool(own)
+    for part in tables:
+        names = {row[0] for row in part.rows} if part.columns[0] == "encoding" else set()
+        legends = [note for note in part.notes if "§" in note]
+        assert len(legends) == ("§ rope" in names) == bool(own and names), part.title
+        assert "‡" not in "".join([*part.notes, *names])
+
+
+def test_a_search_without_shared_settings_says_what_was_searched(
+    tuned: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, _ = tuned(study(space={}, own={"rope": {"base": {"low": 100.0, "high": 1e5}}}), peak)
+    facts = dict(reported(whole, tmp_path, monkeypatch)[0].header)
+    assert facts["search space"] == "of rope alone: base 100 to 100000"
+
+
+def test_points_that_tie_with_the_chosen_one_are_told(
+    tuned: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tie = [0.5] * 4
+    whole, faked = tuned(study(), lambda trial: tie if trial.config.encoding.name == "nope" else peak(trial))
+    document, sheets = reported(whole, tmp_path, monkeypatch)
+    (chosen,) = [part for part in document.parts if part.title == "Chosen settings"]
+    assert isinstance(chosen, Table)
+    places = {row[0]: row[2] for row in chosen.rows}
+    assert places["nope"] == "1 of 4, first of 4 equal" and re.fullmatch(r"[1-4] of 4", places["rope"])
+    assert "Points that tie for the best, the first of which is chosen: nope on rte (4 of 4)." in document.warnings
+    equal = sheets["search"].groupby("encoding")["equal_to_chosen"].sum()
+    assert (equal["nope"], equal["rope"]) == (4, 1) and len(faked.ran) == 8
+
+
+def test_arrows_at_ends_of_a_range_are_explained_where_there_are_any(
+    tuned: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, best, sign in (("low", 1e-4, "↓"), ("middle", 3e-3, ""), ("high", 1e-1, "↑")):
+        whole, _ = tuned(study(trials=64), lambda trial, best=best: [1 - abs(math.log10(rate(trial) / best)) / 9] * 4,
+                         root=tmp_path / name)
+        document, _ = reported(whole, tmp_path, monkeypatch)
+        (chosen,) = [part for part in document.parts if part.title == "Chosen settings"]
+        assert isinstance(chosen, Table)
+        shown = "".join(cell for row in chosen.rows for cell in row)
+        for arrow in "↓↑":
+            assert (arrow in shown) == (arrow == sign) == any(note.startswith(arrow) for note in chosen.notes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import re
 import subprocess
@@ -233,6 +234,11 @@ def test_tables_of_a_study_show_sentences_lengths_and_what_is_missing(tmp_path: 
     assert [row[0] for row in written.rows] == ["sinusoidal", "rope", "nope"]
     assert written.rows[2][1] == "1/2 missing" and set(written.rows[2][2:]) == {"-"}
     assert [row[0] for row in sentences.rows] == ["rope", "nope"] and sentences.rows[1][1] == "1/2 missing"
+    for status in ("done", "degenerate"):
+        ended = {name: dataclasses.replace(record, status=status) for name, record in records.items()}
+        shown = study_results(wanted, ended, tmp_path, store).extras[0]
+        marked = any(cell.startswith("†") for row in shown.rows for cell in row)
+        assert marked == any(note.startswith("†") for note in shown.notes) == (status == "degenerate")
     one = [store.predictions(found.fingerprint)["test/BLEU"] for found in wanted.trials[:1] + wanted.trials[3:4]]
     other = [store.predictions(found.fingerprint)["test/BLEU"] for found in wanted.trials[1:2] + wanted.trials[4:5]]
     expected = bleu.paired_bootstrap("bleu", other, one)
