@@ -55,7 +55,7 @@ def test_a_search_is_declared_in_the_words_of_the_header() -> None:
     search = {"trials": 6, "seeds": [7], "space": {"train.warmup": {"low": 0.1, "high": 0.2}},
               "own": {"rope": {"base": {"low": 10, "high": 100, "log": True}}}}
     said = "6 points for each encoding and task (qmc, sampler seed 0, tuning seeds 7) in train.warmup 0.1 to 0.2; " \
-           "own: rope base 10 to 100 (log)"
+           "of rope alone: base 10 to 100 (log)"
     history = [declare(study()), declare(study(search=search)) | {"when": "W"}]
     assert told(history[1:])["declared"].endswith(f"2 seeds; a search: {said}")
     assert "{" not in "".join(told(history).values())

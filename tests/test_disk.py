@@ -113,8 +113,10 @@ def before(owner: Any, name: str, happens: Callable[[], None], call: int = 1) ->
 
 
 def scores(folder: Path) -> str:
-    """What a study found, without how long it took."""
-    return "\n".join((folder / name).read_text() for name in ("comparisons.csv", "scoreboard.md")
+    """What a study found, without how long it took and how often it was interrupted."""
+    from tests.torture import calm_text
+
+    return "\n".join(calm_text(name, (folder / name).read_text()) for name in ("comparisons.csv", "scoreboard.md")
                      ).replace(str(folder), "FOLDER")
 
 
