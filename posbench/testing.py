@@ -64,7 +64,16 @@ def check_encoding(encoding: str | type[Encoding], options: Mapping[str, Scalar]
         built = Subject(cls, config, "decoder").bare()
     places = [(shape, kind) for shape in SHAPES for kind in KINDS if _lives(cls, config, built, shape, kind)]
     return [check.judge(cls, config, shape, kind) for shape, kind in places for check in CHECKS
-            if shape in check.shapes and kind in check.kinds and check.applies(built)]
+            if shape in check.shapes and kind in check.kinds and _concerns(check, built)]
+
+
+def _concerns(check: Check, built: Encoding | type[Encoding]) -> bool:
+    """Whether a check applies, which may build the plugin once more; what breaks there is for the verdict to tell."""
+    try:
+        with isolated():
+            return check.applies(built)
+    except Exception:
+        return True
 
 
 def _lives(cls: type[Encoding], config: Any, built: Encoding | type[Encoding], shape: Shape, kind: Kind) -> bool:
