@@ -49,6 +49,16 @@ def proofs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(params=["one kind", pytest.param("every kind", marks=pytest.mark.slow)])
+def models(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which models the contract is checked in: encoders and decoders with softmax attention, and all only when slow."""
+    if request.param == "one kind":
+        from posbench import testing
+
+        monkeypatch.setattr(testing, "SHAPES", ("encoder", "decoder"))
+        monkeypatch.setattr(testing, "KINDS", ("softmax",))
+
+
 @pytest.fixture
 def proved(tmp_path: Path, proofs: Path) -> Path:
     """An empty folder for results in which what other tests have proved is proved."""

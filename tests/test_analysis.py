@@ -366,7 +366,7 @@ def overlaps(boxes) -> int:
     return sum(one.overlaps(other) for place, one in enumerate(boxes) for other in boxes[:place])
 
 
-@pytest.mark.parametrize("heads", [1, 16])
+@pytest.mark.parametrize("heads", [16, pytest.param(1, marks=pytest.mark.slow)])
 def test_no_text_of_a_figure_covers_another(drawn, tmp_path, heads):
     setup = Setup(width=64, heads=heads, length=16, draws=1)
     tables = [analyse(EncodingChoice.parse(name), setup) for name in ("rope", "learned", "t5:buckets=8")]

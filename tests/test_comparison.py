@@ -197,7 +197,7 @@ def test_a_metric_of_two_directions_is_refused():
 
 def test_tasks_whose_seeds_lean_one_way_together_raise_no_false_alarm_over_all_of_them():
     """What a seed's first weights do to one encoding they may do to it in every task."""
-    generator, studies, found = np.random.default_rng(7), 400, 0
+    generator, studies, found = np.random.default_rng(7), 200, 0
     blank = table({name: {task: [0.0] * 6 for task in "abcd"} for name in ("learned", "rope")})
     for _ in range(studies):
         scores = generator.normal(size=(2, 1, 6)) + 0.3 * generator.normal(size=(2, 4, 6))

@@ -95,6 +95,7 @@ def test_contract(name, check, verdicts):
     assert {(verdict.shape, verdict.attention) for verdict in made} == owed and len(made) == len(owed)
 
 
+@pytest.mark.usefixtures("models")
 @pytest.mark.parametrize("name, options", VARIANTS, ids=str)
 def test_contract_holds_with_other_options(name, options):
     assert not [(v.check, v.shape, v.reason) for v in check_encoding(name, options) if not v.passed]

@@ -112,7 +112,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize(("number", "code", "jobs", "group"), [
-    (signal.SIGINT, 130, "1", True), (signal.SIGTERM, 143, "2", False),
+    (signal.SIGINT, 130, "1", True), pytest.param(signal.SIGTERM, 143, "2", False, marks=pytest.mark.slow),
     pytest.param(signal.SIGTERM, 143, "1", False, marks=pytest.mark.slow),
     pytest.param(signal.SIGTERM, 143, "2", True, marks=pytest.mark.slow),
     pytest.param(signal.SIGINT, 130, "2", True, marks=pytest.mark.slow),

@@ -45,6 +45,7 @@ def test_declarations():
         norm=False, single_key=False, cached=False, beyond="refused", monotone=False, factorises=True)
 
 
+@pytest.mark.usefixtures("models")
 @pytest.mark.parametrize("options", [
     {"base": "nope"}, {"base": "learned"}, {"base": "shaw"}, {"base": "alibi", "range": 200}, {"base": "sinusoidal"},
     {"base": "xpos"}, {"range": 32}, {"base": "t5", "range": 4096},

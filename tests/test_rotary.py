@@ -99,6 +99,7 @@ def test_declarations_are_the_truth_table(name):
     assert cls.needs_causal == (name in ("xpos", "self_extend"))
 
 
+@pytest.mark.usefixtures("models")
 @pytest.mark.parametrize("name, options, claims", [
     ("rope_yarn", {"attention_factor": 1}, {"norm": True}), ("rope_yarn", {"factor": 1}, {"norm": True}),
     ("rope_longrope", {"factor": 1}, {"norm": True, "cached": True, "shift": True}),

@@ -13,7 +13,7 @@ from torch import nn
 
 from posbench import attention, maths, testing
 from posbench.encoding import Encoding, Paper, Properties
-from posbench.probe import KINDS, SHAPES, global_state
+from posbench.probe import SHAPES, global_state
 from posbench.registry import ENCODINGS
 from posbench.testing import CHECKS, check_encoding
 
@@ -615,21 +615,18 @@ FAULTS = {  # class: a check that must fail, and a word of its reason
 }
 
 
-@pytest.mark.parametrize("shapes, kinds", [
-    (("encoder", "decoder"), ("softmax",)), pytest.param(SHAPES, KINDS, marks=pytest.mark.slow),
-], ids=["in one kind", "in all kinds"])
+@pytest.mark.usefixtures("models")
 @pytest.mark.parametrize("cls", FAULTS, ids=lambda cls: cls.__name__)
-def test_fault_is_found_and_told(cls, shapes, kinds, monkeypatch):
-    """One kind of attention finds all faults but one, in a quarter of the time."""
-    if cls is not Miscounted:  # where it is told for two stacks of layers
-        monkeypatch.setattr(testing, "SHAPES", shapes)
-        monkeypatch.setattr(testing, "KINDS", kinds)
+def test_fault_is_found_and_told(cls, monkeypatch):
+    if cls is Miscounted:  # where it is told for two stacks of layers
+        monkeypatch.setattr(testing, "SHAPES", SHAPES)
     check, word = FAULTS[cls]
     failed = [(verdict.check, verdict.reason) for verdict in check_encoding(cls) if not verdict.passed]
     assert any(found == check and word in reason for found, reason in failed), failed
     assert all("\n" not in reason and reason for _, reason in failed)
 
 
+@pytest.mark.usefixtures("models")
 def test_a_faulty_plugin_leaves_the_process_as_it_was():
     torch.manual_seed(9)  # no state that a plugin of an earlier test may have left
     before = global_state()
