@@ -9,6 +9,8 @@ PORT ?= 5000
 
 POSBENCH = $(VENV)/bin/python -m posbench
 READY = $(VENV)/ready
+# One more than there are cores: some tests wait for processes that they started.
+WORKERS = $$($(VENV)/bin/python -c 'import os; print(os.cpu_count() + 1)')
 
 .PHONY: help setup test test-slow torture lint ui check report clean FORCE
 
@@ -27,7 +29,7 @@ $(READY): pyproject.toml constraints.txt
 test: $(READY)  ## lint, types and the default tests
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -q -n auto --dist worksteal $(ARGS)
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -q -n $(WORKERS) --dist worksteal $(ARGS)
 
 test-slow: $(READY)  ## the slow tests alone
 	$(VENV)/bin/python -m pytest -q -m slow $(ARGS)

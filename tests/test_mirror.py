@@ -110,7 +110,7 @@ def test_where_no_process_can_be_started_a_study_goes_on_without_a_copy(monkeypa
     assert mirror.end() == "", "the next study has one again"
 
 
-@pytest.mark.parametrize("mirrored", [False, True])
+@pytest.mark.parametrize("mirrored", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_mlflow_behind_a_mirror_holds_every_trial_once(tmp_path: Path, mirrored: bool) -> None:
     make = partial(MLflow, tmp_path)
     tracker = Mirror(make) if mirrored else make()

@@ -415,7 +415,8 @@ def test_a_plugin_that_wants_to_leave_ends_its_own_trials_alone(tmp_path: Path, 
     assert statuses[behaviour] == "failed" and statuses["nope"] in ("done", "degenerate")
 
 
-@pytest.mark.parametrize("line", ["import sys; sys.exit(0)", "raise GeneratorExit", "1 / 0", "def"])
+@pytest.mark.parametrize("line", ["1 / 0", *(pytest.param(line, marks=pytest.mark.slow) for line in (
+    "import sys; sys.exit(0)", "raise GeneratorExit", "def"))])
 def test_a_plugin_that_leaves_at_import_is_a_mistake_and_no_success(tmp_path: Path, line: str) -> None:
     (tmp_path / "gone.py").write_text(line)
     study = ["study", "glue", "--encodings", f"nope,{tmp_path / 'gone.py'}"]
