@@ -143,8 +143,8 @@ def _warnings(context: StudyResults, comparison: Comparison) -> tuple[str, ...]:
         seeds = min((len(column.run) for column in comparison.columns), default=0)
         if seeds < comparison.needed:
             family = len(comparison.encodings) - 1
-            lines.append(f"With {seeds} seed{'s' if seeds != 1 else ''} no column can show a difference at "
-                         f"{comparison.alpha:g} after {family} comparison{'s' if family != 1 else ''}, however large "
+            lines.append(f"With {counted(seeds, 'seed')} no column can show a difference at "
+                         f"{comparison.alpha:g} after {counted(family, 'comparison')}, however large "
                          f"it is: {counted(comparison.needed, 'seed')} are needed, {comparison.needed - seeds} more.")
     return tuple(lines)
 

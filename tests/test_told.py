@@ -2,22 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 
-from posbench import cli
-
-
-def run(monkeypatch, capsys, home: Path, *arguments: str) -> tuple[int, str, str]:
-    monkeypatch.setenv("POSBENCH_HOME", str(home))
-    monkeypatch.setattr(sys, "argv", ["posbench", *arguments])
-    with pytest.raises(SystemExit) as stop:
-        cli.main()
-    out, err = capsys.readouterr()
-    return int(stop.value.code or 0), out, err
-
+from tests.test_study_file import run
 
 TWICE = {
     "two units": (("--set", "train.steps=3", "--set", "train.epochs=4"),
